@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 
-from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.schema import Config
+from hpctrain.config.rules.batch_sizes import Ramp
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
@@ -47,33 +45,38 @@ _SORTED = 8192  # samples that are sorted by length at a time, rounded up to who
 
 
 class DataBuilder:
-    """Builds the feeds of one rank: `mesh` divides the samples, and batches are on `device`."""
+    """Builds the feeds of one rank, in batches of these global sizes.
 
-    def __init__(self, config: Config, ranks: RankInfo, mesh: Mesh, device: torch.device) -> None:
-        self.config, self._ranks, self._mesh, self._device = config, ranks, mesh, device
+    `mesh` divides the samples, and has the device that the batches are on. `cores` is how many of
+    the processor's cores the rank has: all but one decode images.
+    """
+
+    def __init__(self, data: DataConfig, sizes: Ramp, seed: int, mesh: Mesh, cores: int) -> None:
+        self._data, self._sizes, self._seed, self._mesh = data, sizes, seed, mesh
+        self._cores = cores
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
-        self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(config.data, device, config.seed)
+        self._samples = ChosenSamples(data, seed)
+        self._of_evaluation = EvaluationTransforms(data, mesh.device, seed)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
-        data = self.config.data
+        data = self._data
         if data.mixture:
             source, sampler = self._mixture()
         else:
             source, reader = self._source(data.path, data.train_split)
-            sampler = self._sampler(source, reader, self.config.seed)
+            sampler = self._sampler(source, reader, self._seed)
         return self._feed(
             source,
             sampler,
-            global_batch_size=self.config.train.global_batch_size,
+            global_batch_size=self._sizes.final,
             shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
-            ramp=ramp_of(self.config.train).stages,
-            transforms=transforms_of("data.transforms", data.transforms, self.config.seed),
+            ramp=self._sizes.stages,
+            transforms=transforms_of("data.transforms", data.transforms, self._seed),
             batch_transforms=transforms_of(
-                "data.batch_transforms", data.batch_transforms, self.config.seed
+                "data.batch_transforms", data.batch_transforms, self._seed
             ),
         )
 
@@ -85,18 +88,18 @@ class DataBuilder:
         Without `split` it is `data.val_split`, or the fold of `data.fold`. Transforms on the device
         have the statistics of the training, with another data set (`path`), too.
         """
-        if split is None and self.config.data.evaluated is None:
+        if split is None and self._data.evaluated is None:
             return None
         # Evaluation keeps no activations for a backward pass, so a larger batch fits.
-        share, mesh = 2 * BatchSizes.of(self.config, self._mesh.degrees).share, self._mesh
-        shares = mesh.dp_rank, mesh.dp_size, 1
-        return self._evaluation_feed(share * mesh.dp_size, shares, split, path)
+        mesh = self._mesh
+        rows = 2 * (self._sizes.final // mesh.shares) * mesh.dp_size
+        return self._evaluation_feed(rows, (mesh.dp_rank, mesh.dp_size, 1), split, path)
 
     def evaluations(self) -> Iterator[tuple[str, DevicePrefetcher]]:
         """Yield the feed of each evaluation, with what the names of its metrics begin with."""
         if (feed := self.evaluation()) is not None:
             yield "val", feed
-        for name, (path, split) in self.config.data.other_sets.items():
+        for name, (path, split) in self._data.other_sets.items():
             if (feed := self.evaluation(split, path)) is not None:
                 yield f"val/{name}", feed
 
@@ -111,7 +114,7 @@ class DataBuilder:
         split: str | None = None,
         path: str | None = None,
     ) -> DevicePrefetcher:
-        data = self.config.data
+        data = self._data
         of_fold = split is None and data.fold_of is not None
         split = data.train_split if of_fold else split or str(data.val_split)
         source, reader = self._source(path or data.path, split)
@@ -130,7 +133,7 @@ class DataBuilder:
         )
 
     def _mixture(self) -> tuple[Source, Sampler]:
-        data = self.config.data
+        data = self._data
         sources, samplers, weights = {}, {}, {}
         for part in data.mixture:
             name, path = str(part["name"]), part["path"]
@@ -138,7 +141,7 @@ class DataBuilder:
             try:
                 sources[name], reader = self._source(path, split)
                 # With one seed, data sets of equal size would be shuffled in the same order.
-                own = self.config.seed ^ xxhash.xxh64_intdigest(name.encode())
+                own = self._seed ^ xxhash.xxh64_intdigest(name.encode())
                 samplers[name] = self._sampler(sources[name], reader, own)
             except DataError as error:
                 raise DataError(f"data.mixture, {name}: {error}") from error
@@ -148,20 +151,20 @@ class DataBuilder:
         mixture = Mixture(
             counts,
             weights or None,
-            self.config.seed,
+            self._seed,
             samplers=samplers,
         )
         return Concat(sources), mixture
 
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """Return the source of the loader, and the reader of shards below it."""
-        data = self.config.data
+        data = self._data
         index = self._index(path)
         shards = index.split(split).shards
         folder = None if data.stage_dir is None else Path(data.stage_dir)
         place = open_place(path, data.stage, shards, folder=folder)
         if data.verify == "full":
-            verify(path, shards, self._ranks.rank, self._ranks.world_size)
+            verify(path, shards, self._mesh.rank, self._mesh.degrees.ranks)
         self._closes.append(place.close)
         first_use = data.verify == "first_use"
         reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
@@ -182,12 +185,12 @@ class DataBuilder:
                 images.field,
                 size=size,
                 fit=images.fit,  # type: ignore[arg-type]
-                threads=max(1, self.config.launch.cpus_per_task - 1),
+                threads=max(1, self._cores - 1),
             )
         return source, reader
 
     def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
-        data, count = self.config.data, len(source)
+        data, count = self._data, len(source)
         chosen = self._samples.of_training(reader, count)
         if chosen is not None:
             count = len(chosen)
@@ -204,13 +207,13 @@ class DataBuilder:
             sampler = Subset(sampler, chosen)
         if data.buckets.field is not None:
             lengths = partial(reader.lengths, data.buckets.field)
-            size = self.config.train.global_batch_size
+            size = self._sizes.final
             window = -(-_SORTED // size) * size
             sampler = Buckets(sampler, lengths, window, size, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
     def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:
-        data = self.config.data
+        data = self._data
         if data.shuffle != "block":
             return Order(count, seed, shuffle=data.shuffle == "full")
         return BlockOrder(count, seed, blocks.block_size(), data.window)
@@ -228,7 +231,7 @@ class DataBuilder:
         max_epochs: int | None = None,
         ramp: Sequence[tuple[int, int]] = (),
     ) -> DevicePrefetcher:
-        data, seed = self.config.data, self.config.seed
+        data, seed = self._data, self._seed
         workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
         if workers is not None:
             self._closes.append(workers.close)
@@ -246,17 +249,17 @@ class DataBuilder:
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
-            pin_memory=self._device.type == "cuda",
+            pin_memory=self._mesh.device.type == "cuda",
             workers=workers,
         )
         transform = (
             bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
         )
         closes, self._closes = self._closes, []
-        return DevicePrefetcher(loader, self._device, transform, seed=seed, closes=closes)
+        return DevicePrefetcher(loader, self._mesh.device, transform, seed=seed, closes=closes)
 
     def _statistics(self) -> Mapping[str, Statistics]:
-        data = self.config.data
+        data = self._data
         return self._index(data.path).statistics.get(data.train_split, {})
 
     def _index(self, path: str) -> Index:

@@ -12,6 +12,7 @@ from functools import cached_property, partial
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.engine.building.build_data import DataBuilder
@@ -32,7 +33,8 @@ class Parts:
         degrees = Degrees.of(config.parallel, ranks.world_size)
         self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
         self.precision = Precision(config.precision, device)
-        self.data = DataBuilder(config, ranks, self.mesh, device)
+        sizes, cores = ramp_of(config.train), config.launch.cpus_per_task
+        self.data = DataBuilder(config.data, sizes, config.seed, self.mesh, cores)
         self.build: Build = partial(instantiate, "model", config.model)
 
     @cached_property

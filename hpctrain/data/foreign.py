@@ -10,8 +10,9 @@ Of all else the position is the epoch and the number of its batches: what was us
 and thrown away. The batches that follow are those of the undisturbed run if an epoch that begins
 with the same random numbers gives the same batches. So each epoch begins with global generators
 that its number and the seed of the run decide; torch's generators that a DataLoader and its
-samplers have get the states of then; and `set_epoch` is called on what has it. Only workers that
-live on from epoch to epoch (`persistent_workers`) draw other numbers of their own after that.
+samplers have get the states of then; and `set_epoch` is called on what has it. Only the random
+numbers within workers may be others after that: those of workers that live on from epoch to epoch
+(`persistent_workers`), and those that the state of a StatefulDataLoader does not have.
 """
 
 import logging
@@ -91,16 +92,14 @@ class ForeignBatches(Generic[T]):
         """Return the position: whole numbers, tensors of generators, and the source's own state."""
         if self._state is not None:
             return dict(self._state)
-        between = self._inner is None
+        own = self._keeps_state and self._used  # unused it might draw random numbers, to begin
         state: dict[str, Any] = {
             "epoch": self._epoch,
             "batches": self._given,
             "seed": self._seed,
-            "generators": _states(self._source) if between else dict(self._began),
+            "generators": dict(self._began) if self._given and not own else _states(self._source),
         }
-        if self._keeps_state and self._used:  # else it might draw random numbers, to begin
-            state["source"] = self._source.state_dict()
-        return state
+        return state | ({"source": self._source.state_dict()} if own else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the next batch be the one after `state`.
@@ -143,25 +142,31 @@ class ForeignBatches(Generic[T]):
             self._seed = torch.initial_seed()
         seed = xxhash.xxh64_intdigest(f"{self._seed} {self._epoch}".encode()) >> 1
         own = self._keeps_state and "source" in state
-        if state and not own and self._epoch and _lives_on(self._source):
-            # Living workers are begun once, with a number from the generator of the order. In the
-            # undisturbed run that was in an epoch before.
-            with seeded_generators(seed):
-                iter(self._source)
-        _restore(self._source, state.get("generators", {}))
-        self._began = _states(self._source)
+        for part in _parts(self._source).values():
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(self._epoch)
         with seeded_generators(seed):
-            for part in _parts(self._source).values():
-                if hasattr(part, "set_epoch"):
-                    part.set_epoch(self._epoch)
             if own:
                 self._source.load_state_dict(state["source"])
-            self._used = True
+            # Only the first iterator of living workers draws their seed from the generator of the
+            # order; in the undisturbed run that was in an epoch before. And one that is put back to
+            # the end of an epoch may draw for it once more.
+            if own or (state and self._epoch and _lives_on(self._source)):
+                inner = iter(self._make())
+        _restore(self._source, state.get("generators", {}))
+        self._began, self._used = _states(self._source), True
+        if own and self._given:
+            return inner
+        with seeded_generators(seed):
             inner = iter(self._make())
-            if not self._given:  # a sampler may draw the order only then
-                self._ahead = [next(inner, _END)]
-            elif not own:
+            if self._given:
                 self._skip(inner)
+                return inner
+            first = next(inner, _END)  # a sampler may draw the order only now
+            if first is _END and own:  # that was the rest of the epoch before
+                inner = iter(self._make())
+                first = next(inner, _END)
+            self._ahead = [first]
         return inner
 
     def _skip(self, inner: Iterator[T]) -> None:

@@ -37,13 +37,17 @@ class Stateful:
     """Batches that say where they are, as torchdata's StatefulDataLoader does."""
 
     def __init__(self) -> None:
-        self.next, self.read = 0, 0
+        self.next, self.read, self.ended = 0, 0, False
+
+    def __len__(self) -> int:
+        return SAMPLES
 
     def __iter__(self) -> Iterator[int]:
-        self.next %= SAMPLES
+        self.next, self.ended = 0 if self.ended else self.next, False
         while self.next < SAMPLES:
             self.next, self.read = self.next + 1, self.read + 1
             yield self.next - 1
+        self.ended = True
 
     def state_dict(self) -> dict[str, int]:
         return {"next": self.next}
@@ -99,7 +103,7 @@ def trained(batches: ForeignBatches[Any], steps: int | None) -> list[Any]:
 def test_a_resumed_run_is_the_undisturbed_one(kind: str) -> None:
     torch.manual_seed(0)
     whole = trained(ForeignBatches(KINDS[kind]()), 11)
-    for stop in (0, 1, 4, 6, 8):  # in an epoch, and at the end of one
+    for stop in (0, 2, 4, 5, 10):  # in an epoch, and at the end of one
         torch.manual_seed(0)
         first = ForeignBatches(KINDS[kind]())
         begun = trained(first, stop)

@@ -5,10 +5,12 @@ mixture: NAME ── …                                                 ├─�
 shuffle, subset, fold, balance, weights, buckets … ── sampler ─────┘
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -19,27 +21,18 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import open_place
-from hpctrain.data.places.verification import verify
-from hpctrain.data.samplers.block_order import BlockOrder
-from hpctrain.data.samplers.buckets import Buckets
-from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.places.placement import Place, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column
-from hpctrain.data.samplers.weighted import Balanced
-from hpctrain.data.shards.index import Index, Statistics
+from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.source import Source
-from hpctrain.data.sources.concat import Concat
-from hpctrain.data.sources.images import Decoded
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.sources.windows import Windows
-from hpctrain.data.transforms import Compose, bind
-from hpctrain.data.workers.pool import Workers
-from hpctrain.data.workers.samples import OneByOne
-from hpctrain.engine.building.chosen_samples import ChosenSamples
-from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms, transforms_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.errors import DataError
+
+if TYPE_CHECKING:  # what a data set does not need is imported where it is made
+    from hpctrain.data.sources.windows import Windows
+    from hpctrain.engine.building.chosen_samples import ChosenSamples
+    from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
 
 _SORTED = 8192  # samples that are sorted by length at a time, rounded up to whole batches
 
@@ -56,12 +49,10 @@ class DataBuilder:
         self._cores = cores
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
-        self._samples = ChosenSamples(data, seed)
-        self._of_evaluation = EvaluationTransforms(data, mesh.device, seed)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
-        data = self._data
+        data, mesh = self._data, self._mesh
         if data.mixture:
             source, sampler = self._mixture()
         else:
@@ -71,13 +62,11 @@ class DataBuilder:
             source,
             sampler,
             global_batch_size=self._sizes.final,
-            shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
+            shares=(mesh.first_share, mesh.shares, mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=self._sizes.stages,
-            transforms=transforms_of("data.transforms", data.transforms, self._seed),
-            batch_transforms=transforms_of(
-                "data.batch_transforms", data.batch_transforms, self._seed
-            ),
+            transforms=self._made("transforms"),
+            batch_transforms=self._made("batch_transforms"),
         )
 
     def evaluation(
@@ -118,21 +107,27 @@ class DataBuilder:
         of_fold = split is None and data.fold_of is not None
         split = data.train_split if of_fold else split or str(data.val_split)
         source, reader = self._source(path or data.path, split)
-        sampler: Sampler = Order(len(source), 0, shuffle=False)
-        if of_fold:
-            indices = self._samples.of_fold(reader)
-            sampler = Subset(Order(len(indices), 0, shuffle=False), indices)
         return self._feed(
             source,
-            sampler,
+            self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False),
             global_batch_size=rows,
             shares=shares,
             tail="pad",
             max_epochs=1,
-            **self._of_evaluation.of(source, self._statistics()),
+            **self._transforms_of_evaluation(source),
         )
 
+    def _fold(self, reader: Reader) -> Sampler:
+        """Return the order of the samples of the fold."""
+        from hpctrain.data.samplers.subset import Subset
+
+        indices = self._chosen.of_fold(reader)
+        return Subset(Order(len(indices), 0, shuffle=False), indices)
+
     def _mixture(self) -> tuple[Source, Sampler]:
+        from hpctrain.data.samplers.mixture import Mixture
+        from hpctrain.data.sources.concat import Concat
+
         data = self._data
         sources, samplers, weights = {}, {}, {}
         for part in data.mixture:
@@ -148,75 +143,87 @@ class DataBuilder:
             if "weight" in part:
                 weights[name] = float(part["weight"])
         counts = {name: len(source) for name, source in sources.items()}
-        mixture = Mixture(
-            counts,
-            weights or None,
-            self._seed,
-            samplers=samplers,
-        )
+        mixture = Mixture(counts, weights or None, self._seed, samplers=samplers)
         return Concat(sources), mixture
 
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """Return the source of the loader, and the reader of shards below it."""
-        data = self._data
-        index = self._index(path)
-        shards = index.split(split).shards
-        folder = None if data.stage_dir is None else Path(data.stage_dir)
-        place = open_place(path, data.stage, shards, folder=folder)
-        if data.verify == "full":
-            verify(path, shards, self._mesh.rank, self._mesh.degrees.ranks)
-        self._closes.append(place.close)
+        data, index = self._data, self._index(path)
+        place = self._place(path, index.split(split).shards)
         first_use = data.verify == "first_use"
         reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
         source: Source = reader
         if data.windows.field is not None:
-            source = Windows(
-                reader,
-                data.windows.field,
-                data.windows.length,
-                data.windows.stride,
-                documents=data.windows.documents,
-            )
-        images = data.images
-        if images.field is not None:
-            size = None if images.size is None else (images.size[0], images.size[1])
-            source = Decoded(
-                source,
-                images.field,
-                size=size,
-                fit=images.fit,  # type: ignore[arg-type]
-                threads=max(1, self._cores - 1),
-            )
+            source = self._windows(reader, data.windows.field)
+        if data.images.field is not None:
+            source = self._decoded(source, data.images.field)
         return source, reader
 
+    def _place(self, path: str, shards: Sequence[Shard]) -> Place:
+        """Return where shards are read, after they are verified if that is wanted."""
+        data, mesh = self._data, self._mesh
+        folder = None if data.stage_dir is None else Path(data.stage_dir)
+        place = open_place(path, data.stage, shards, folder=folder)
+        if data.verify == "full":
+            from hpctrain.data.places.verification import verify
+
+            verify(path, shards, mesh.rank, mesh.degrees.ranks)
+        self._closes.append(place.close)
+        return place
+
+    def _windows(self, reader: Reader, field: str) -> Windows:
+        from hpctrain.data.sources.windows import Windows
+
+        cut = self._data.windows
+        return Windows(reader, field, cut.length, cut.stride, documents=cut.documents)
+
+    def _decoded(self, source: Source, field: str) -> Source:
+        from hpctrain.data.sources.images import Decoded
+
+        images, threads = self._data.images, max(1, self._cores - 1)
+        size = None if images.size is None else (images.size[0], images.size[1])
+        fit: Any = images.fit
+        return Decoded(source, field, size=size, fit=fit, threads=threads)
+
     def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
-        data, count = self._data, len(source)
-        chosen = self._samples.of_training(reader, count)
-        if chosen is not None:
-            count = len(chosen)
-        sampler: Sampler
-        if data.balance is not None:
-            values = column(reader.only([data.balance]), data.balance)
-            if chosen is not None:
-                values = values[np.asarray(chosen)]
-            sampler = Balanced(values, seed)
+        data = self._data
+        if data.subset is None and data.fold is None and data.balance is None:
+            sampler = self._order(source, reader, len(source), seed)
         else:
-            blocks = source if isinstance(source, Windows) else reader
-            sampler = self._order(blocks, count, seed)
-        if chosen is not None:
-            sampler = Subset(sampler, chosen)
+            sampler = self._sampler_of_some(source, reader, seed)
         if data.buckets.field is not None:
-            lengths = partial(reader.lengths, data.buckets.field)
-            size = self._sizes.final
-            window = -(-_SORTED // size) * size
-            sampler = Buckets(sampler, lengths, window, size, seed)
+            sampler = self._in_buckets(sampler, reader, data.buckets.field, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
-    def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:
-        data = self._data
-        if data.shuffle != "block":
-            return Order(count, seed, shuffle=data.shuffle == "full")
-        return BlockOrder(count, seed, blocks.block_size(), data.window)
+    def _order(self, source: Source, reader: Reader, count: int, seed: int) -> Sampler:
+        if self._data.shuffle != "block":
+            return Order(count, seed, shuffle=self._data.shuffle == "full")
+        from hpctrain.data.samplers.block_order import BlockOrder
+
+        blocks: Any = source if hasattr(source, "block_size") else reader
+        return BlockOrder(count, seed, blocks.block_size(), self._data.window)
+
+    def _sampler_of_some(self, source: Source, reader: Reader, seed: int) -> Sampler:
+        """Return the order of the samples of subset and fold, or draws that balance classes."""
+        from hpctrain.data.samplers.subset import Subset, column
+        from hpctrain.data.samplers.weighted import Balanced
+
+        balance, chosen = self._data.balance, self._chosen.of_training(reader, len(source))
+        sampler: Sampler
+        if balance is not None:
+            values = column(reader.only([balance]), balance)
+            sampler = Balanced(values if chosen is None else values[np.asarray(chosen)], seed)
+        else:
+            count = len(source) if chosen is None else len(chosen)
+            sampler = self._order(source, reader, count, seed)
+        return sampler if chosen is None else Subset(sampler, chosen)
+
+    def _in_buckets(self, sampler: Sampler, reader: Reader, field: str, seed: int) -> Sampler:
+        from hpctrain.data.samplers.buckets import Buckets
+
+        size = self._sizes.final
+        window = -(-_SORTED // size) * size
+        return Buckets(sampler, partial(reader.lengths, field), window, size, seed)
 
     def _feed(
         self,
@@ -231,10 +238,17 @@ class DataBuilder:
         max_epochs: int | None = None,
         ramp: Sequence[tuple[int, int]] = (),
     ) -> DevicePrefetcher:
-        data, seed = self._data, self._seed
-        workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
-        if workers is not None:
+        data, device, transform, workers = self._data, self._mesh.device, None, None
+        if transforms:
+            from hpctrain.data.workers.pool import Workers
+            from hpctrain.data.workers.samples import OneByOne
+
+            workers = Workers(source, OneByOne(transforms), data.workers)
             self._closes.append(workers.close)
+        if batch_transforms:
+            from hpctrain.data.transforms import Compose, bind
+
+            transform = bind(Compose(batch_transforms), self._statistics())
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
@@ -242,21 +256,45 @@ class DataBuilder:
             dp_size=shares[1],
             dp_count=shares[2],
             sampler=sampler,
-            seed=seed,
+            seed=self._seed,
             tail=tail,
             max_epochs=max_epochs,
             ramp=ramp,
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
-            pin_memory=self._mesh.device.type == "cuda",
+            pin_memory=device.type == "cuda",
             workers=workers,
         )
-        transform = (
-            bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
-        )
         closes, self._closes = self._closes, []
-        return DevicePrefetcher(loader, self._mesh.device, transform, seed=seed, closes=closes)
+        return DevicePrefetcher(loader, device, transform, seed=self._seed, closes=closes)
+
+    def _made(self, name: str) -> list[Any]:
+        """Return the transforms of the training that the config names."""
+        nodes = getattr(self._data, name)
+        if not nodes:
+            return []
+        from hpctrain.engine.building.evaluation_transforms import transforms_of
+
+        return transforms_of(f"data.{name}", nodes, self._seed)
+
+    def _transforms_of_evaluation(self, source: Source) -> dict[str, list[Any]]:
+        kinds, data = ("transforms", "batch_transforms"), self._data
+        if not any(getattr(data, f"{of}{kind}") for of in ("", "val_") for kind in kinds):
+            return {kind: [] for kind in kinds}
+        return self._of_evaluation.of(source, self._statistics())
+
+    @cached_property
+    def _of_evaluation(self) -> EvaluationTransforms:
+        from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
+
+        return EvaluationTransforms(self._data, self._mesh.device, self._seed)
+
+    @cached_property
+    def _chosen(self) -> ChosenSamples:
+        from hpctrain.engine.building.chosen_samples import ChosenSamples
+
+        return ChosenSamples(self._data, self._seed)
 
     def _statistics(self) -> Mapping[str, Statistics]:
         data = self._data

@@ -31,6 +31,8 @@ from hpctrain.errors import DataError
 
 if TYPE_CHECKING:  # what a data set does not need is imported where it is made
     from hpctrain.data.sources.windows import Windows
+    from hpctrain.data.transforms import Transform
+    from hpctrain.data.workers.pool import Workers
     from hpctrain.engine.building.chosen_samples import ChosenSamples
     from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
 
@@ -65,8 +67,8 @@ class DataBuilder:
             shares=(mesh.first_share, mesh.shares, mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=self._sizes.stages,
-            transforms=self._made("transforms"),
-            batch_transforms=self._made("batch_transforms"),
+            transforms=self._made("transforms") if data.transforms else [],
+            batch_transforms=self._made("batch_transforms") if data.batch_transforms else [],
         )
 
     def evaluation(
@@ -238,17 +240,7 @@ class DataBuilder:
         max_epochs: int | None = None,
         ramp: Sequence[tuple[int, int]] = (),
     ) -> DevicePrefetcher:
-        data, device, transform, workers = self._data, self._mesh.device, None, None
-        if transforms:
-            from hpctrain.data.workers.pool import Workers
-            from hpctrain.data.workers.samples import OneByOne
-
-            workers = Workers(source, OneByOne(transforms), data.workers)
-            self._closes.append(workers.close)
-        if batch_transforms:
-            from hpctrain.data.transforms import Compose, bind
-
-            transform = bind(Compose(batch_transforms), self._statistics())
+        data, device = self._data, self._mesh.device
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
@@ -264,19 +256,30 @@ class DataBuilder:
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
             pin_memory=device.type == "cuda",
-            workers=workers,
+            workers=self._workers(source, transforms) if transforms else None,
         )
+        transform = self._composed(batch_transforms) if batch_transforms else None
         closes, self._closes = self._closes, []
         return DevicePrefetcher(loader, device, transform, seed=self._seed, closes=closes)
 
+    def _workers(self, source: Source, transforms: list[Any]) -> Workers:
+        from hpctrain.data.workers.pool import Workers
+        from hpctrain.data.workers.samples import OneByOne
+
+        workers = Workers(source, OneByOne(transforms), self._data.workers)
+        self._closes.append(workers.close)
+        return workers
+
+    def _composed(self, batch_transforms: list[Any]) -> Transform:
+        from hpctrain.data.transforms import Compose, bind
+
+        return bind(Compose(batch_transforms), self._statistics())
+
     def _made(self, name: str) -> list[Any]:
         """Return the transforms of the training that the config names."""
-        nodes = getattr(self._data, name)
-        if not nodes:
-            return []
         from hpctrain.engine.building.evaluation_transforms import transforms_of
 
-        return transforms_of(f"data.{name}", nodes, self._seed)
+        return transforms_of(f"data.{name}", getattr(self._data, name), self._seed)
 
     def _transforms_of_evaluation(self, source: Source) -> dict[str, list[Any]]:
         kinds, data = ("transforms", "batch_transforms"), self._data

@@ -159,7 +159,7 @@ class Stepping:
             self.exchange.made = False
             yield self.step, batch
             if not self.exchange.made:  # a loop of one's own knows nothing of it
-                self.exchange.reduce()
+                self.exchange.reduce([])
             self.step = self.notes.step = self.step + 1
             self.meter.after_step(self.step, consumed, batch)
             self.display.advance(self.step)

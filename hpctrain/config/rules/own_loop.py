@@ -26,6 +26,15 @@ def has_own(config: Config) -> bool:
     return config.loop.get("_target_") != OURS
 
 
+def check_ours(config: Config, what: str) -> None:
+    """Refuse what needs the model and the task of our own loop, with a ConfigError."""
+    if has_own(config):
+        raise ConfigError(
+            f"loop._target_={config.loop.get('_target_')}: {what} knows the model and the task of "
+            "our own loop only; a loop of one's own evaluates, saves and exports within its steps"
+        )
+
+
 def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
     """Yield what a loop of one's own cannot have, with any of the numbers of ranks."""
     parallel = config.parallel

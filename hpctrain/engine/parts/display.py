@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
+from hpctrain.config.metric_registry import EPOCH
+
 log = logging.getLogger(__name__)
 _OTHERS = 26  # characters of a line beside the numbers of steps and the metrics
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr")
@@ -75,7 +77,6 @@ class _Bar(Lines):
         from rich.table import Column
 
         from hpctrain.base.terminal.console import Console
-from hpctrain.config.metric_registry import EPOCH
 
         super().start(step, max_steps)
         console = Console(stderr=True)
@@ -112,10 +113,11 @@ from hpctrain.config.metric_registry import EPOCH
 def describe(metrics: Mapping[str, float], metric: str = "") -> list[str]:
     """Return the most important metrics by name, each as a short text, the main metric first."""
     shown = [name for name in dict.fromkeys((metric, *_SHOWN)) if name in metrics]
-    # A loop of one's own has names of its own.
-    others = [name for name in metrics if not name.startswith(("perf/", "best/")) and name != EPOCH]
-    shown = shown or others[:_MOST]
-    parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown]
+    if not shown:  # a loop of one's own has names of its own
+        shown = [
+            name for name in metrics if not name.startswith(("perf/", "best/")) and name != EPOCH
+        ]
+    parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown[:_MOST]]
     if rate := metrics.get("perf/samples_per_s"):
         parts.append(f"{rate:,.0f} samples/s")
     if (wait := metrics.get("perf/data_wait_fraction")) is not None:

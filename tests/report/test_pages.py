@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from hpctrain.insight.report import report_command, sweep_tree
 from hpctrain.insight.report.account.run_account import RunAccount, read
-from hpctrain.insight.report.run_tree import verdict
+from hpctrain.insight.report.run_tree import sentence
 from hpctrain.insight.report.sweeps.parameters import Sweep
 from hpctrain.insight.report.sweeps.seeds import settings
 from hpctrain.insight.report.tree import Chart
@@ -98,12 +98,12 @@ def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
         ("created", None, "has not begun."),
     ],
 )
-def test_a_verdict_is_one_sentence(
+def test_a_run_in_one_sentence(
     tmp_path: Path, state: str, facts: dict[str, Any] | None, said: str
 ) -> None:
     attempts = [] if facts is None else [attempt(0, 95, **facts) | {"state": state}]
     events = [metrics(1, 90, 3, train_loss=math.nan)] if attempts else []
-    text = verdict(account(write_run(tmp_path / "run", attempts, events, state=state)))
+    text = sentence(account(write_run(tmp_path / "run", attempts, events, state=state)))
     assert said in text.replace("2 min", "1 min")
     assert text.startswith("The run ")
     assert "nan" not in text

@@ -104,7 +104,7 @@ class Attempt(Keyed, frozen=True):
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
-    # What `hpctrain.cluster.restarts.policy` has decided on the end, and why.
+    # What `hpctrain.runs.state.verdict` has decided on the end, and why.
     cause: str = ""
     fingerprint: str = ""
     ended_at: Count | None = None  # the global step that was reached

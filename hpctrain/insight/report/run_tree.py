@@ -57,7 +57,7 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [
-        Sentences("", "", [f"{verdict(account)} As of {_date(account.now)}."]),
+        Sentences("", "", [f"{sentence(account)} As of {_date(account.now)}."]),
         Facts("", [*for_programs, *_about(account)]),
         Bars("Where the time went", "time", [*_parts(account)]),
         Sentences("Notes", "notes", notes(account)),
@@ -68,7 +68,7 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
     ]
 
 
-def verdict(account: RunAccount) -> str:
+def sentence(account: RunAccount) -> str:
     """Return how the run stands in one sentence: its state and why, its steps, its main metric."""
     text = "The run " + _STANDS.get(account.state.name, f"is {account.state.name}")
     if account.spans:

@@ -33,7 +33,7 @@ from hpctrain.runs.state.select import (
     select,
 )
 from hpctrain.runs.state.shared_job import has_others, runs_of
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, state_of
 
 
 @dataclass
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
             "nothing was cancelled"
         )
     now = time.time()
-    states = [(run, judge(run, now)) for run in runs]
+    states = [(run, state_of(run, now)) for run in runs]
     together = {os.path.realpath(run.path) for run in runs}
     plan = [Step(run, state, *_action(run, state, together, options.save)) for run, state in states]
     if options.all or are_folders(options.runs):

@@ -18,7 +18,7 @@ from hpctrain.base.processes.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import State, eta_s, judge
+from hpctrain.runs.state.state import State, eta_s, state_of
 from hpctrain.tracking import samples
 
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
@@ -72,7 +72,7 @@ def snapshot(path: Path, now: float | None = None) -> Snapshot:
     """Read a run directory; `now` is in seconds since the epoch."""
     now, run = time.time() if now is None else now, Facts.read(path)
     run.held = RunDir(path).is_locked()
-    state, begun = judge(run, now), run.attempt.started
+    state, begun = state_of(run, now), run.attempt.started
     read = [_node(path, name, now) for name, path in samples.files(path).items()]
     # A node of an attempt before is not a part of the run any more.
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]

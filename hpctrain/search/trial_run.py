@@ -23,7 +23,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.end import End
 from hpctrain.runs.state.verdict import DECIDED_LATER, Room, decide
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 from hpctrain.search.worker_arrays import WorkerFile
 
 _NAP_S = 0.05
@@ -34,7 +34,7 @@ class Pruned(HpctrainError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TrialPiece:
     """The training of a trial up to a rung.
 
     `until` is the global step of the rung, or None for the end of the run, `metric` the name of the
@@ -50,7 +50,7 @@ class Piece:
 
 def freeze(
     sweep: Path,
-    found: Found,
+    found: FoundSearch,
     config: Config,
     run: RunDir,
     params: Mapping[str, Any],
@@ -102,7 +102,7 @@ def take(run: RunDir, worker: WorkerFile) -> None:
         run.update(submission=place)
 
 
-def outcome(piece: Piece, last: int) -> tuple[int, float, bool] | None:
+def outcome(piece: TrialPiece, last: int) -> tuple[int, float, bool] | None:
     """Return the rung at the end of a piece, the metric there, and whether the run has finished.
 
     None: it is to be trained, or to be gone on with. A trial that is not to be trained any more

@@ -37,7 +37,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 
 if TYPE_CHECKING:
-    from hpctrain.search.trial_run import Piece
+    from hpctrain.search.trial_run import TrialPiece
     from hpctrain.search.workers import Worker
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
     return code
 
 
-def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
+def _train(worker: Worker, piece: TrialPiece, folder: Path, ranks: RankInfo) -> int:
     """Train a piece with all ranks, and tell how it went; return 0 if the worker goes on."""
     run, key = RunDir.open(piece.run), ranks.attempt_key
     while True:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.base.names.run_record import Attempt, AttemptKey, RunRecord, Submission
+from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, RunRecord, Submission
 from hpctrain.base.processes.causes import (
     CODE,
     CONFIG,
@@ -111,10 +111,10 @@ SPARE = INSIDE._replace(spares=1)
 N2 = ("n2",)
 
 
-def killed(count: int, **facts: Any) -> list[Attempt]:
+def killed(count: int, **facts: Any) -> list[AttemptRecord]:
     """Return attempts of the job that were killed, and started again without a new checkpoint."""
     known = {"verdict": "restart", "cause": "rank killed", "job_id": JOB, "started": 1.0}
-    return [Attempt(**known | {"step_id": number} | facts) for number in range(count)]
+    return [AttemptRecord(**known | {"step_id": number} | facts) for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def killed(count: int, **facts: Any) -> list[Attempt]:
 def test_what_follows_from_an_end(
     end: End, room: Room, spent: int, saved: bool, expected: str
 ) -> None:
-    now = Attempt(job_id=JOB, step_id=spent, started=2.0)
+    now = AttemptRecord(job_id=JOB, step_id=spent, started=2.0)
     record = RunRecord(attempts=(*killed(spent), now))
     found = decide(record, end, room, 20 if saved else 0)
     words = found.words(inside=room.inside)
@@ -191,9 +191,9 @@ def test_what_follows_from_an_end(
     ],
 )
 def test_the_budget_is_over_both_kinds_of_restart(
-    before: list[Attempt], now: dict[str, Any], left: str
+    before: list[AttemptRecord], now: dict[str, Any], left: str
 ) -> None:
-    attempts = (*before, Attempt(**{"job_id": JOB, "started": 2.0} | now))
+    attempts = (*before, AttemptRecord(**{"job_id": JOB, "started": 2.0} | now))
     record = RunRecord(attempts=attempts)
     assert state_verdict.restarts(record, now.get("first_step", 0)).startswith(left)
     assert bool(state_verdict.restarts(record, now.get("first_step", 0))) is bool(left)
@@ -201,14 +201,16 @@ def test_the_budget_is_over_both_kinds_of_restart(
 
 
 def test_the_links_of_a_chain_have_one_budget() -> None:
-    links = tuple(Attempt(**{**_fields(one), "job_id": str(n)}) for n, one in enumerate(killed(3)))
-    attempts = (*links, Attempt(job_id="9", started=2.0))
+    links = tuple(
+        AttemptRecord(**{**_fields(one), "job_id": str(n)}) for n, one in enumerate(killed(3))
+    )
+    attempts = (*links, AttemptRecord(job_id="9", started=2.0))
     assert state_verdict.restarts(RunRecord(attempts=attempts), 0) == ""
     chain = RunRecord(attempts=attempts, submission=Submission(time=0.5))
     assert state_verdict.restarts(chain, 0).startswith("restart 3 of 3")
 
 
-def _fields(one: Attempt) -> dict[str, Any]:
+def _fields(one: AttemptRecord) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
 
 
@@ -219,12 +221,12 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
     first = end("GPU fault on n1: rank 3, pid 711: unknown error at 0x7f3a", 37)
     again = end("GPU fault on gpu-n12: rank 0, pid 8: unknown error at 0x11", 37)
     hosts = {"hosts": ("n1", "gpu-n12"), "started": 1.0, "job_id": JOB}
-    known = decide(RunRecord(attempts=(Attempt(**hosts),)), first, INSIDE, 30)
+    known = decide(RunRecord(attempts=(AttemptRecord(**hosts),)), first, INSIDE, 30)
     assert known.action == "restart"
     facts = {name: known.facts[name] for name in ("cause", "fingerprint", "ended_at", "verdict")}
-    before = Attempt(**hosts | facts)
+    before = AttemptRecord(**hosts | facts)
     assert "n1" not in before.fingerprint
-    record = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 30})))
+    record = RunRecord(attempts=(before, AttemptRecord(**hosts | {"first_step": 30})))
     found = decide(record, again, INSIDE, 35)
     assert found.action == "failed"
     assert "for the second time at step 37: it would come again" in found.reason
@@ -235,12 +237,12 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
     for other in (*others, again._replace(frame="net.py:9 in backward")):
         assert decide(record, other, INSIDE, 35).action == "restart"
     # Without a step of its own, an attempt says nothing about a step.
-    early = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 37})))
+    early = RunRecord(attempts=(before, AttemptRecord(**hosts | {"first_step": 37})))
     assert decide(early, again, INSIDE, 37).action == "restart"
     # Time limits come at other steps.
     late = End(TIME_LIMIT, "SIGUSR2", step=40)
     facts = {"fingerprint": fingerprint(late), "ended_at": 39, "verdict": "requeue"}
-    record = RunRecord(attempts=(Attempt(**hosts | facts), Attempt(**hosts)))
+    record = RunRecord(attempts=(AttemptRecord(**hosts | facts), AttemptRecord(**hosts)))
     assert decide(record, late, INSIDE, 0).action == "failed"
     assert decide(record, late, INSIDE, 39).action == "requeue"
 
@@ -248,7 +250,7 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
 def test_the_room_is_read_from_the_job() -> None:
     """A node that is avoided is no spare one."""
     env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_END_TIME": "7"}
-    attempts = Attempt(job_id=JOB, nodes=2, avoid=("n3",)), Attempt(job_id=JOB, nodes=2)
+    attempts = AttemptRecord(job_id=JOB, nodes=2, avoid=("n3",)), AttemptRecord(job_id=JOB, nodes=2)
     room = Room.of(RunRecord(attempts=attempts), inside=True, warn_s=9, env=env)
     assert room._replace(left_s=0) == Room(inside=True, left_s=0, spares=1, warn_s=9)
     assert room.left_s < 0

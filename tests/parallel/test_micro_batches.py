@@ -14,7 +14,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build import _micro_batches
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.parallel.micro_batches import GpuMemory, MicroBatches
 from hpctrain.models import MLP
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, Sums
@@ -24,7 +24,7 @@ from tests.steps import ALONE, alone, batch, make, weights
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-class Simulated(Classification, Memory):
+class Simulated(Classification, GpuMemory):
     """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
     error: RuntimeError = torch.OutOfMemoryError("simulated")

@@ -33,7 +33,7 @@ if "rewind" in options:
     tracker.rewind(options["rewind"])
 # The monitors of so many nodes, each of which writes one sample at every tenth step.
 nodes = [f"n{number:02}" for number in range(options.get("nodes", 0))]
-writers = [samples.Writer(samples.folder(run_dir) / f"{node}.jsonl") for node in nodes]
+writers = [samples.SampleWriter(samples.folder(run_dir) / f"{node}.jsonl") for node in nodes]
 for step in range(options["begin"], options["end"]):
     for writer in writers if step % 10 == 0 else []:
         writer.write(time.time(), metrics={f"gpu_{k}_power_usage_watts": step for k in range(4)})

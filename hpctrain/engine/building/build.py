@@ -32,7 +32,7 @@ from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.loop.run_parts import Every
 from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.loop.trainer import Trainer
-from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.parallel.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.parts.account import Account
@@ -224,7 +224,7 @@ def _micro_batches(
         model,
         share,
         lambda rows: record(micro_batch_rows=rows),
-        Memory() if auto and not known else None,
+        GpuMemory() if auto and not known else None,
     )
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)

@@ -36,7 +36,7 @@ from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.engine.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.distributed.tensors import local
@@ -183,7 +183,7 @@ class Checkpointer:
             return None
         found = Manifest.read(path)
         content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
-        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
+        reader = TensorReader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
@@ -262,7 +262,7 @@ class Checkpointer:
             )
         return []
 
-    def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
+    def _wanted(self, reader: TensorReader, part: str) -> dict[str, Any]:
         """Return what the optimizer's state is loaded into."""
         kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
         if kind:

@@ -50,7 +50,7 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.alerts.settings import Settings, variable_of
+from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
 from hpctrain.tracking.other import OtherTracker
 from hpctrain.tracking.several import SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -244,9 +244,9 @@ class Attempt:
             return NullTracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            Settings(variable, tuple(notify.on)).put(self._run.path)
+            AlertSettings(variable, tuple(notify.on)).put(self._run.path)
         else:
-            Settings.drop(self._run.path)  # of an attempt before
+            AlertSettings.drop(self._run.path)  # of an attempt before
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()

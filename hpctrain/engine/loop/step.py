@@ -17,7 +17,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.layers.dry_run import Buffers
+from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.loop.schedule import rate_ratios, set_rates
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.micro_batches import MicroBatches
@@ -113,7 +113,7 @@ class TrainStep:
         self.silent = silent or SilentLayers()
         self.parts, self._rows = parts or {}, 0
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        self._buffers = Buffers(*[model.module] * self.health.undoes)
+        self._buffers = BufferValues(*[model.module] * self.health.undoes)
         self.totals = Totals()
         self.grad_norm: float | torch.Tensor = math.nan
 

@@ -18,7 +18,7 @@ from hpctrain.insight.report.tree import (
     Chart,
     Curves,
     Fact,
-    Facts,
+    Pairs,
     Rows,
     Section,
     Sentences,
@@ -58,11 +58,11 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
     ]
     return [
         Sentences("", "", [f"{sentence(account)} As of {_date(account.now)}."]),
-        Facts("", [*for_programs, *_about(account)]),
+        Pairs("", [*for_programs, *_about(account)]),
         Bars("Where the time went", "time", [*_parts(account)]),
         Sentences("Notes", "notes", notes(account)),
         Rows("Attempts", "attempts", [_attempt(account, span) for span in account.spans]),
-        Facts("Figures", [*_figures(account)]),
+        Pairs("Figures", [*_figures(account)]),
         Curves([*charts]),
         Sentences("Left out", "left_out", account.left_out),
     ]

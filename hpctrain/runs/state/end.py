@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.base.names.run_record import Attempt, AttemptKey, Hang, Progress, RunRecord
+from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, Hang, Progress, RunRecord
 from hpctrain.base.processes import causes
 from hpctrain.base.processes.causes import PREEMPTED, TIME_LIMIT, USER_STOP, Cause
 from hpctrain.cluster.ranks import flight_recorder
@@ -80,7 +80,7 @@ def end_of(run: Path, known: RunRecord, code: int, key: AttemptKey, left_s: floa
     return End(why, f"a rank was killed (exit code {code})", step=step)
 
 
-def _step(run: Path, now: Attempt) -> int | None:
+def _step(run: Path, now: AttemptRecord) -> int | None:
     """Return the global step that an attempt has reached, as far as progress.json knows it."""
     with suppress(DamageError):
         progress = Progress.of(run)

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hpctrain.base.files.disk import is_own, open_regular
-from hpctrain.base.names.run_record import Attempt, Hang, Progress, RunRecord, Submission
+from hpctrain.base.names.run_record import AttemptRecord, Hang, Progress, RunRecord, Submission
 from hpctrain.cluster.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.errors import DamageError, LaunchError
 from hpctrain.runs.run_dir import RunDir
@@ -122,7 +122,7 @@ class Facts:
         return self.record.submission
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptRecord:
         """The last attempt; an empty one when none has begun."""
         return self.record.attempt
 

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.base.names.run_record import Attempt, AttemptKey, Hang, RunRecord
+from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, Hang, RunRecord
 from hpctrain.base.processes.causes import (
     ANOTHER_RANK,
     GPU_FAULT,
@@ -190,9 +190,9 @@ def _restarts(record: RunRecord) -> int:
     return found
 
 
-def _series(record: RunRecord) -> Sequence[Attempt]:
+def _series(record: RunRecord) -> Sequence[AttemptRecord]:
     """Return the attempts that no person has started, and the first of them, which one has."""
-    now, found = record.attempt, list[Attempt]()
+    now, found = record.attempt, list[AttemptRecord]()
     for one in reversed(record.attempts):
         # A link of a chain is another job of the same submission.
         same = 0 < record.submitted <= one.started
@@ -228,7 +228,7 @@ def after_srun(
     # If not, the ranks ended before rank 0 has begun an attempt.
     # An attempt of this step that has paused is not the one that has ended now.
     begun = now.key == key and now.state != "paused"
-    now = now if begun else Attempt()
+    now = now if begun else AttemptRecord()
     if now.verdict:  # by rank 0, or by a process like this one
         decided = Verdict(now.verdict, avoid=now.avoid)
         return "cancel" if request and decided.goes_on else decided.words(inside=inside)

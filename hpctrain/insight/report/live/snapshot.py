@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass
-class Snapshot:
+class LiveSnapshot:
     """A run at a moment."""
 
     run: Facts
@@ -68,7 +68,7 @@ class Snapshot:
         }
 
 
-def snapshot(path: Path, now: float | None = None) -> Snapshot:
+def snapshot(path: Path, now: float | None = None) -> LiveSnapshot:
     """Read a run directory; `now` is in seconds since the epoch."""
     now, run = time.time() if now is None else now, Facts.read(path)
     run.held = RunDir(path).is_locked()
@@ -89,7 +89,7 @@ def snapshot(path: Path, now: float | None = None) -> Snapshot:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     left = eta_s(run, now) if state.name == "running" else None
-    return Snapshot(run, state, left, nodes)
+    return LiveSnapshot(run, state, left, nodes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest

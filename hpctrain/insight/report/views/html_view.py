@@ -9,7 +9,7 @@ from html import escape
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import harmless
-from hpctrain.insight.report.tree import Bars, Curves, Fact, Facts, Rows, Section, Sentences
+from hpctrain.insight.report.tree import Bars, Curves, Fact, Pairs, Rows, Section, Sentences
 from hpctrain.insight.report.views.charts import svg
 
 _MOST_ROWS = 200
@@ -53,7 +53,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 def _shown(section: Section) -> str:
     match section:
-        case Facts(title, facts):
+        case Pairs(title, facts):
             body = "".join(_fact(fact) for fact in facts if fact.text)
             return _titled(title, body and f"<dl>{body}</dl>")
         case Bars():

@@ -60,8 +60,8 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
 MEASURED = """
 import json, pathlib, sys
 from hpctrain.config.schema import Config
-from hpctrain.models.lora import Adapted
-from hpctrain.trained.exporting.exporter import Exporter
+from hpctrain.engine.layers.lora import Adapted
+from hpctrain.results.exporting.exporter import Exporter
 
 def memory(name):
     status = pathlib.Path("/proc/self/status").read_text()

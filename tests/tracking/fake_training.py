@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from hpctrain.tracking import samples
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker
 
 sys.modules.pop("mlflow", None)  # the server of forks has imported it (tests/forkserver.py)
@@ -20,11 +21,7 @@ run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
 tracker = JournalTracker(
     run_dir,
-    uri=uri,
-    experiment="exp",
-    run_name=run_dir.name,
-    uid=run_dir.name,
-    parent_uid=options.get("parent"),
+    Meta(uri, "exp", run_dir.name, run_dir.name, options.get("parent")),
     upload=options.get("upload", True),
     drain=options.get("drain", 60.0),
 )

@@ -25,7 +25,7 @@ from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.check_optimizer import check_optimizer
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.faults.stop import Stop
@@ -270,6 +270,5 @@ def _checkpointer(
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
-        states=optimizer_states(config.optimizer),
-        staging=STAGED / ranks.local_world_size,
+        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
     )

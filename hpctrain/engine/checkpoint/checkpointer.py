@@ -15,7 +15,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -50,6 +50,18 @@ _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same s
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
+class StateSizes(NamedTuple):
+    """How large a checkpoint will be, and what a copy of it may take."""
+
+    states: int = 2  # tensors that the optimizer keeps for a parameter, about
+    # Bytes of memory that a copy of this rank's part may take, while it is written in the
+    # background; with 0 saves stop the training.
+    staging: float = 0
+
+
+_SIZES = StateSizes()
+
+
 class Checkpointer:
     """Saves and loads models, optimizers, random state and progress.
 
@@ -66,9 +78,7 @@ class Checkpointer:
     those of the steps that `kept` returns. A checkpoint that has an
     `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
-    bytes of memory that a copy of this rank's part may take, while it is written in the background;
-    0 lets saves stop the training.
+    the whole model. By the `sizes` it decides whether it saves in the background.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -86,8 +96,7 @@ class Checkpointer:
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        states: int = 2,
-        staging: float = 0,
+        sizes: StateSizes = _SIZES,
     ) -> None:
         self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
@@ -104,7 +113,7 @@ class Checkpointer:
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
         self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
-        self._states, self._staging = states, staging
+        self._sizes = sizes
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -123,11 +132,11 @@ class Checkpointer:
         layout, differ = self._layout, self._replicas_differ
         weights = sum(_bytes_of(each.values()) for each in self._weights().values())
         trained = sum(_bytes_of(each.parameters) for each in self.models.values())
-        own = weights + self._states * trained + _bytes_of(self._average.values())
+        own = weights + self._sizes.states * trained + _bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
         part = 2 * own if differ else own / replicas
-        prove(self.saves, self.ranks, weights, part, self._staging)
+        prove(self.saves, self.ranks, weights, part, self._sizes.staging)
 
     def save(
         self, step: int, progress: Progress, best: int = 0, *, background: bool = False

@@ -51,6 +51,7 @@ from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.other import OtherTracker
 from hpctrain.tracking.several import SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
@@ -251,14 +252,10 @@ class Attempt:
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
         sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
+        names = tracking.experiment, name, known.uid, sweep.get("uid"), sweep.get("name")
         journal = JournalTracker(
             self._run.path,
-            uri=str(tracking.uri),
-            experiment=tracking.experiment,
-            run_name=name,
-            uid=known.uid,
-            parent_uid=sweep.get("uid"),
-            parent_name=sweep.get("name"),
+            Meta(str(tracking.uri), *names),
             upload=tracking.upload,
             drain=tracking.drain_s,
             check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),

@@ -19,7 +19,7 @@ from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
-from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
 from hpctrain.config.schema import Config
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.runs.state.facts import Facts
@@ -49,7 +49,7 @@ def script(config: Config, folder: Path, count: int, pythonpath: Iterable[str] =
         folder,
         count,
         pythonpath=[*map(Path, pythonpath)],
-        max_running=config.launch.max_running,
+        order=JobOrder(config.launch.max_running),
         command="work",
         exclude=excluded_hosts.avoided(config),
         grace_s=road(config.site, config.launch.chain).grace_s,

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from hpctrain.base.files.mounts import kind_of
-from hpctrain.data.places.placement import Place
+from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.storage.layout import ShardLayout
@@ -39,7 +39,7 @@ class OpenShards:
     def __init__(
         self,
         shards: Sequence[Shard],
-        place: Place,
+        place: ShardPlace,
         fields: Mapping[str, Field],
         io: IO,
         since_ns: int,

@@ -21,7 +21,7 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import Place, open_place
+from hpctrain.data.places.placement import ShardPlace, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
 from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.source import Source
@@ -163,7 +163,7 @@ class DataBuilder:
             source = self._decoded(source, data.images.field)
         return source, reader
 
-    def _place(self, path: str, shards: Sequence[Shard]) -> Place:
+    def _place(self, path: str, shards: Sequence[Shard]) -> ShardPlace:
         """Return where shards are read, after they are verified if that is wanted."""
         data, mesh = self._data, self._mesh
         folder = None if data.stage_dir is None else Path(data.stage_dir)

@@ -15,7 +15,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -62,6 +62,21 @@ class StateSizes(NamedTuple):
 _SIZES = StateSizes()
 
 
+class Tensors(Protocol):
+    """More tensors that a rank saves and loads, beside models and optimizers.
+
+    Attributes:
+        tensors: What this rank saves, by `RANK.NAME`.
+        loaded: What this rank has loaded, by NAME.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    loaded: dict[str, torch.Tensor]
+
+    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
+        """Return what this rank loads of these names, which `saved` ranks have saved, by NAME."""
+
+
 class Checkpointer:
     """Saves and loads models, optimizers, random state and progress.
 
@@ -83,6 +98,7 @@ class Checkpointer:
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
             as "buffer 1.running_var"; "" if all is.
+        more: Tensors of others, saved as `kept.*`; None without.
         modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
     """
 
@@ -114,6 +130,7 @@ class Checkpointer:
         self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
         self._sizes = sizes
+        self.more: Tensors | None = None
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -224,7 +241,7 @@ class Checkpointer:
             replica + joined("optimizer", name): self._wanted(reader, replica, name)
             for name in self._optimizers
         }
-        to_load |= own
+        to_load |= own | self._kept(saved, found.world_size)
         if self._average and reader.part(average):
             to_load[average] = dict(self._average)
         if reader.part(training):
@@ -261,9 +278,25 @@ class Checkpointer:
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None
 
+    def _kept(self, saved: Mapping[str, Any], ranks: int) -> dict[str, torch.Tensor]:
+        """Return what the tensors of `more` are loaded into, by their names in the checkpoint."""
+        if self.more is None:
+            return {}
+        names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
+        mine = self.more.of_rank(names, ranks)
+        entries = {name: saved[names[full]] for name, full in mine.items()}
+        self.more.loaded = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
+
     def _whole_state(self) -> dict[str, Any]:
         """Return what this rank saves, its own included."""
         state = self._state()
+        if self.more is not None and self.more.tensors:
+            state["kept"] = dict(self.more.tensors)
         for name, model in self.models.items():
             start = self._own_of(name)
             state |= {start + key: value for key, value in model.state_dict().items()}

@@ -21,7 +21,7 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
@@ -128,7 +128,7 @@ def predicted(case: Case) -> RankMemory:
     with torch.device("meta"):
         model = build()
     dtype = torch.bfloat16 if case.compute == "bf16" else None
-    activations = Measured(build, task, sample, dtype)
+    activations = MeasuredActivations(build, task, sample, dtype)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     return memory.of(Layout(config, 1, ()), of_section({}))
 

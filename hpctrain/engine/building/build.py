@@ -25,7 +25,7 @@ from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.check_optimizer import check_optimizer
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook
@@ -44,7 +44,7 @@ from hpctrain.engine.steps.exchange import Asks, Exchange
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
-from hpctrain.engine.supervised.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.supervised.ramp import Ramp
 from hpctrain.engine.supervised.step import TrainStep, Update
 from hpctrain.engine.supervised.task_part import TaskPart
@@ -230,7 +230,7 @@ def _micro_batches(
         model,
         share,
         lambda rows: record(micro_batch_rows=rows),
-        Memory() if auto and not known else None,
+        GpuMemory() if auto and not known else None,
     )
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)
@@ -253,6 +253,5 @@ def _checkpointer(
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
-        states=optimizer_states(config.optimizer),
-        staging=STAGED / ranks.local_world_size,
+        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
     )

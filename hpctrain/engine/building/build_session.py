@@ -7,7 +7,7 @@ import torch
 
 from hpctrain.config.memory_fit import STAGED
 from hpctrain.engine.building import observers
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -52,9 +52,9 @@ def stepping(
     checkpointer = Checkpointer(
         *(run.checkpoints, saves.keep, ranks, models, optimizers),
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
-        staging=STAGED / ranks.local_world_size,
-        more=kept,
+        sizes=StateSizes(staging=STAGED / ranks.local_world_size),
     )
+    checkpointer.more = kept
     timer = Timer(saves.every_s, decides=ranks.is_main)
     stopping = train.early_stopping
     patience = Patience(stopping.metric, stopping.min_delta, stopping.patience)

@@ -66,7 +66,7 @@ class RolledBack(Exception):
 
 
 class Health:
-    """Judges every step, and decides what becomes of one that is not healthy.
+    """Judges every step, and responds to one that is not healthy.
 
     `policy` is the key `train.nonfinite`; at most `budget` of `_WINDOW` steps are left out. The
     samples of an unhealthy step are listed in the directory `run`.
@@ -149,17 +149,17 @@ class Health:
         for numbers, about in self._offered.take(late=late):
             self._last, about.own_loss = about, numbers[2]
             if problem := _problem(numbers):
-                self.decide(problem, self._last)
+                self.respond(problem, self._last)
             else:
                 self._seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
         """Judge the model after the last step as `judge` does; `wrong` is such as "parameter x"."""
         if wrong:
-            self.decide(wrong, self._last)
+            self.respond(wrong, self._last)
 
-    def decide(self, problem: str, judged: Judged) -> None:
-        """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
+    def respond(self, problem: str, judged: Judged) -> None:
+        """Respond to a step in which the `problem` is not finite; raise what `judge` raises."""
         step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
         found = _gathered(problem, judged)
         subject = problem

@@ -6,6 +6,7 @@ from hpctrain.cluster.restarts.policy import End, Room
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.cluster.slurm.sbatch_options import joined_hosts
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.ending import decide
@@ -24,5 +25,6 @@ def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
     if decide(run, end, room).goes_on and not inside:
         own = str(config.site.sbatch.get("exclude") or "")
         # It avoids also a host that was only unlike: the GPUs of one host may differ.
-        hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()
+        avoided = excluded_hosts.avoided(JobRequest.of(config))
+        hosts = sorted({*end.hosts, *avoided}) if end.hosts else ()
         requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")

@@ -26,6 +26,7 @@ from hpctrain.base import secrets
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.names.run_record import RunRecord
+from hpctrain.base.terminal.terminal import few
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
@@ -129,6 +130,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+_MOST = 12  # names of functions in a sentence
 _LAST = "site.container.args"  # the last key of every file from before there were digests
 
 
@@ -203,6 +205,13 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+def executed(config: Config) -> list[str]:
+    """Return in words what a training with this config executes of it."""
+    called = list(dict.fromkeys(targets(plain(config))))
+    functions = [f"_target_ {few(called, _MOST)}"] if called else []
+    return functions + ["the lines of site.setup"] * bool(config.site.setup)
 
 
 def targets(node: Any) -> Iterator[str]:

@@ -36,7 +36,7 @@ from hpctrain.cluster.slurm.partition_limit import Road, road
 from hpctrain.cluster.slurm.queue import UnreachableError, me
 from hpctrain.cluster.slurm.sbatch_options import check_folder
 from hpctrain.cluster.slurm.script import sbatch_script
-from hpctrain.config.frozen import plain
+from hpctrain.config.frozen import dump, plain
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.errors import ConfigError, LaunchError, StorageError
@@ -122,7 +122,7 @@ class Array:
                 submission = {"script": script, "task": number, "user": me(), "time": time.time()}
                 submission |= {"pack": self.pack} if self.pack > 1 else {}
             entry.run.freeze(
-                entry.config,
+                dump(entry.config),
                 sync=False,
                 state=state,
                 submission=submission,

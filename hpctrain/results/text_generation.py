@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import executed, load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
@@ -53,7 +53,7 @@ class Generator:
         """
         run = RunDir.open(path)
         config = load(run.config_file)
-        trust.check(run.path, config, run.code_copy)
+        trust.check(run.path, executed(config), run.code_copy)
         task = instantiate("task", config.task)
         if not isinstance(task, LanguageModel):
             raise ConfigError(

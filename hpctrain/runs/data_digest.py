@@ -5,37 +5,37 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from hpctrain.config.rules import own_tasks
-from hpctrain.config.schema import Config, DataConfig, TrainConfig
+from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.shards.index import FILE, Index
 from hpctrain.errors import ConfigError, DataError, about
 
 
-def data_digest(config: Config) -> str:
-    """Return the digest of the data of a valid config.
+def data_digest(data: DataConfig, train: TrainConfig, task: Mapping[str, Any]) -> str:
+    """Return the digest of the data of a valid config, of which these are sections.
 
     Equal digests mean equal samples in the same order. A config key that does not fit the data is a
     ConfigError; a data set that is missing, incomplete or of another format is a DataError.
     """
-    data = config.data
     index = _checked("data.path", data.path)
     if data.val_split is not None and data.fold is None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
-        _check_fields("data.path", index, config)
+        _check_fields("data.path", index, data, task)
         count, what = _samples(digests, data, index)
-        _check_batch(config.data, config.train, count, what)
+        _check_batch(data, train, count, what)
     for i, part in enumerate(data.mixture):
         key = f"data.mixture[{i}]"
         index = _checked(f"{key}.path", part["path"])
-        _check_fields(key, index, config)
+        _check_fields(key, index, data, task)
         own = f"{key}.split" if "split" in part else "data.train_split"
         count = _split(own, part.get("split", data.train_split), part["path"], index)
         digests.append(index.digest)
@@ -45,7 +45,7 @@ def data_digest(config: Config) -> str:
         key = f"data.val_sets[{i}]"
         path = one.get("path", data.path)
         index = _checked(f"{key}.path", path)
-        _check_fields(f"{key}.path", index, config, trains=False)
+        _check_fields(f"{key}.path", index, data, task, trains=False)
         own = f"{key}.split" if "split" in one else "data.val_split"
         split = str(one.get("split", data.val_split))
         _split(own, split, path, index, is_evaluation=own == "data.val_split")
@@ -133,9 +133,10 @@ def _checked(key: str, path: str) -> Index:
         raise DataError(f"{key}: {error}{hint}") from error
 
 
-def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True) -> None:
+def _check_fields(
+    key: str, index: Index, data: DataConfig, task: Mapping[str, Any], *, trains: bool = True
+) -> None:
     """Check the fields that the config names; some are for the order of a training."""
-    data = config.data
     for name, field, kind in _fields(data, trains):
         if field not in index.fields:
             existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
@@ -151,7 +152,7 @@ def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True
             raise ConfigError(f"{name}={field}: data.fields must list it")
     # Transforms may make any field.
     made = data.transforms or data.batch_transforms
-    for name, field in () if made else own_tasks.fields(config.task):
+    for name, field in () if made else own_tasks.fields(task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
         base = re.sub(r"_(length|offsets|document)$", "", field)
         if not {field, base} & {*(available := _available(index, data))}:

@@ -47,8 +47,8 @@ from hpctrain.errors import (
 )
 from hpctrain.runs.checkpoints.manifest import put_back
 from hpctrain.runs.code import provenance, trained_code
-from hpctrain.runs.freeze import refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.alerts.settings import Settings, variable_of
@@ -94,7 +94,7 @@ class Attempt:
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            refuse_lost_checkpoints(self._config, self._run)
+            refuse_lost_checkpoints(self._run, self._config.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:

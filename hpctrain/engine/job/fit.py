@@ -24,6 +24,7 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.advice import cures
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.build import build
@@ -151,7 +152,7 @@ def _fit(
             if attempt and not rollbacks:  # of a rollback the journal tells
                 trainer.began_from = attempt.began_from
             if ranks.is_main:
-                trained_code.record(config, run, _MODULES)
+                trained_code.record(run, targets(plain(config)), _MODULES)
             with suppress(RolledBack):
                 return _fitted(trainer, config, run, ranks)
             # Its successor needs the memory.

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from hpctrain.base.secrets import mask_logging
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
     was submitted with is a DataError.
     """
-    from hpctrain.config.frozen import load
+    from hpctrain.config.frozen import executed, load
     from hpctrain.config.validate import validate
     from hpctrain.runs.state.failure import recorded
 
@@ -67,7 +67,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         config = load(run.config_file)
-        trust.check(run.path, config, run.code_copy)
+        trust.check(run.path, executed(config), run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
@@ -112,9 +112,9 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            show(config, run)
+            show(run, config.metric, config.tracking)
         return 0
-    from hpctrain.runs.freeze import told
+    from hpctrain.runs.run_dir import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
@@ -123,7 +123,7 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.runs.summary import show
 
-        show(config, run)
+        show(run, config.metric, config.tracking)
     return code
 
 

@@ -12,14 +12,12 @@ said what has changed. A record has only what differs from those before, and nul
 """
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read_known, written
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.config.frozen import plain, targets
-from hpctrain.config.schema import Config
 from hpctrain.runs.code import modules
 from hpctrain.runs.code.modules import Module
 from hpctrain.runs.run_dir import RunDir
@@ -44,14 +42,15 @@ class _File(Record, frozen=True):
     records: tuple[_Imported, ...]
 
 
-def record(config: Config, run: RunDir, known: Collection[str]) -> None:
+def record(run: RunDir, called: Iterable[str], known: Collection[str]) -> None:
     """Note with which modules the last attempt trains, if they are others than before.
 
-    `known` are the names of modules that the process had when its first training began.
+    `called` are the `_target_` of its config, and `known` the names of modules that the process had
+    when its first training began.
     """
     records = _records(run.path)
     before = _merged(records)
-    packages = {target.partition(".")[0] for target in targets(plain(config))}
+    packages = {target.partition(".")[0] for target in called}
     now = modules.on_disk(before) | modules.loaded(known, packages)
     if not modules.difference(before, now, ""):
         return

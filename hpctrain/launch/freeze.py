@@ -17,7 +17,7 @@ from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
-from hpctrain.runs import trust, weights_digest
+from hpctrain.runs import trust
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir, told
@@ -38,7 +38,10 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     if config.launch.time_min == "auto":
         extensions.offered("time_limit").pin(config)
     validate(config, world_size)
-    weights_digest.pin(config.checkpoint, config.output_dir)
+    if config.checkpoint.init_from is not None:
+        from hpctrain.runs.weights_digest import pin
+
+        pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:
         _check_uri(str(config.tracking.uri))
     digest = data_digest(config.data, config.train, config.task)
@@ -61,10 +64,11 @@ def freeze(
     if finished and config.launch.rerun != "all":
         restore_config(config, run)
         return
-    trust.check(run.path, executed(config))
-    run.check_unlocked()
-    if finished or may_start_again(run, config.train, config.checkpoint):
-        run.archive()
+    if run.path.exists():  # else nothing is there that could be lost, or be somebody else's
+        trust.check(run.path, executed(config))
+        run.check_unlocked()
+        if finished or may_start_again(run, config.train, config.checkpoint):
+            run.archive()
     words = [*map(reference, overrides)]
     run.freeze(dump(config), provenance=None, overrides=words, config_dir=config_dir)
     with told(run.path):

@@ -33,27 +33,39 @@ def data_digest(data: DataConfig, train: TrainConfig, task: Mapping[str, Any]) -
         count, what = _samples(digests, data, index)
         _check_batch(data, train, count, what)
     for i, part in enumerate(data.mixture):
-        key = f"data.mixture[{i}]"
-        index = _checked(f"{key}.path", part["path"])
-        _check_fields(key, index, data, task)
-        own = f"{key}.split" if "split" in part else "data.train_split"
-        count = _split(own, part.get("split", data.train_split), part["path"], index)
-        digests.append(index.digest)
-        if data.subset is not None:
-            _subset(digests, data, count)
+        _part(digests, f"data.mixture[{i}]", part, data, task)
     for i, one in enumerate(data.val_sets):
-        key = f"data.val_sets[{i}]"
-        path = one.get("path", data.path)
-        index = _checked(f"{key}.path", path)
-        _check_fields(f"{key}.path", index, data, task, trains=False)
-        own = f"{key}.split" if "split" in one else "data.val_split"
-        split = str(one.get("split", data.val_split))
-        _split(own, split, path, index, is_evaluation=own == "data.val_split")
-        if "path" in one:
-            digests.append(index.digest)
+        _val_set(digests, f"data.val_sets[{i}]", one, data, task)
     if len(digests) == 1:
         return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
+
+
+def _part(
+    digests: list[str], key: str, part: Mapping[str, Any], data: DataConfig, task: Mapping[str, Any]
+) -> None:
+    """Check a part of the mixture; append its digests."""
+    index = _checked(f"{key}.path", part["path"])
+    _check_fields(key, index, data, task)
+    own = f"{key}.split" if "split" in part else "data.train_split"
+    count = _split(own, part.get("split", data.train_split), part["path"], index)
+    digests.append(index.digest)
+    if data.subset is not None:
+        _subset(digests, data, count)
+
+
+def _val_set(
+    digests: list[str], key: str, one: Mapping[str, Any], data: DataConfig, task: Mapping[str, Any]
+) -> None:
+    """Check one of the other evaluation sets; append its digest, if it is another data set."""
+    path = one.get("path", data.path)
+    index = _checked(f"{key}.path", path)
+    _check_fields(f"{key}.path", index, data, task, trains=False)
+    own = f"{key}.split" if "split" in one else "data.val_split"
+    split = str(one.get("split", data.val_split))
+    _split(own, split, path, index, is_evaluation=own == "data.val_split")
+    if "path" in one:
+        digests.append(index.digest)
 
 
 def most_samples(data: DataConfig) -> int | None:

@@ -114,18 +114,23 @@ class RunDir:
                 # Without a file for the lock: clusters limit the number of files.
                 if create(self.path / "run.json", _text(new | facts), sync):
                     return
-            with self._change(sync) as content:
-                # Both digests are known before the file changes, which a job may read just now.
-                files = [self.config_file] if self.config_file.exists() else []
-                known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
-                content |= (new if not content else {}) | facts
-                content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
-            write_atomically(self.config_file, text, sync)
+            self._freeze_again(text, new, facts, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={self.path.parent}: cannot write {error.filename or self.path} "
                 f"({error.strerror})"
             ) from error
+
+    def _freeze_again(
+        self, text: str, new: dict[str, Any], facts: dict[str, Any], sync: bool
+    ) -> None:
+        with self._change(sync) as content:
+            # Both digests are known before the file changes, which a job may read just now.
+            files = [self.config_file] if self.config_file.exists() else []
+            known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
+            content |= (new if not content else {}) | facts
+            content["config_digests"] = list(dict.fromkeys([*known, *new["config_digests"]]))
+        write_atomically(self.config_file, text, sync)
 
     def archive(self) -> Path:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""

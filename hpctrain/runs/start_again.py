@@ -85,7 +85,8 @@ def _saved_step(checkpoint: CheckpointConfig, run: RunDir) -> int:
     stopped = [
         each.step or 0 for each in record.attempts if each.state in ("interrupted", "paused")
     ]
-    made = max(Progress.of(run.path).step or 0, last_step(journal_path(run.path)))
+    journal = journal_path(run.path)
+    made = max(Progress.of(run.path).step or 0, last_step(journal) if journal.exists() else 0)
     # A save is written before the next step or, in the background, before the next save begins.
     saved_by = (checkpoint.every_steps or made) * 2
     return max([*stopped, made if made > saved_by else 0])

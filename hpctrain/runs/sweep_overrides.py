@@ -83,9 +83,9 @@ def label(values: Iterable[str]) -> str:
     return _joined(text.partition("=")[::2] for text in values)
 
 
-def titled(name: str, values: Iterable[str]) -> str:
+def titled(name: str, values: Sequence[str]) -> str:
     """Return the name that a run has in MLflow: its own one, and its swept values."""
-    return " ".join(filter(None, (name, label(values))))
+    return f"{name} {label(values)}" if values else name
 
 
 def span(runs: Iterable[Iterable[str]]) -> str:

@@ -104,7 +104,8 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
         gpus = job_gpus(device)
         with offered("monitor")(config.monitor, run.path, ranks, gpus):
             # Rank 0 knows the time of the attempts before.
-            before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
+            again = ranks.is_main and run.read().attempts[1:]
+            before = last_record(journal_path(run.path), "device_s") if again else None
             trained_s = before["device_s"] if before else 0.0
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, trained_s)

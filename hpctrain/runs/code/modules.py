@@ -83,7 +83,7 @@ def on_disk(
     return found
 
 
-def difference(before: Mapping[str, Module], now: Mapping[str, Module], since: str) -> str:
+def difference(before: Mapping[str, Module], now: Mapping[str, Module | None], since: str) -> str:
     """Return in one line which files differ; "" if none do.
 
     >>> difference(before, now, "attempt 1")

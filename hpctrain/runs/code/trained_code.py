@@ -12,7 +12,7 @@ said what has changed. A record has only what differs from those before, and nul
 """
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hpctrain.base.files.disk import write_atomically
@@ -49,16 +49,23 @@ def record(run: RunDir, called: Iterable[str], known: Collection[str]) -> None:
     when its first training began.
     """
     records = _records(run.path)
-    before = _merged(records)
     packages = {target.partition(".")[0] for target in called}
-    now = modules.on_disk(before) | modules.loaded(known, packages)
+    now: dict[str, Module | None] = {**modules.loaded(known, packages)}
+    if records:
+        now = _changed(_merged(records), now)
+    if now:
+        _write(run, [*records, _Imported(len(run.read().attempts), now)])
+
+
+def _changed(
+    before: Mapping[str, Module], imported: Mapping[str, Module | None]
+) -> dict[str, Module | None]:
+    """Return what a record must add to what was known before; nothing if the code is the same."""
+    now: dict[str, Module | None] = {**modules.on_disk(before), **imported}
     if not modules.difference(before, now, ""):
-        return
-    changed: dict[str, Module | None] = {
-        name: module for name, module in now.items() if before.get(name) != module
-    }
-    changed |= dict.fromkeys(before.keys() - now.keys())
-    _write(run, [*records, _Imported(len(run.read().attempts), changed)])
+        return {}
+    changed = {name: module for name, module in now.items() if before.get(name) != module}
+    return changed | dict.fromkeys(before.keys() - now.keys())
 
 
 def inherit(parent: RunDir, run: RunDir, step: int) -> None:
@@ -74,10 +81,12 @@ def changes(run: RunDir, folders: Sequence[Path] | None = None) -> str:
     It is "" if nothing differs, or nothing is known, or nothing of an older training would go on.
     Modules are found as `modules.on_disk` does.
     """
+    if not (records := _records(run.path)):
+        return ""
     content, step = run.read(), run.last_checkpoint()
     finished = content.state == "finished"
     maker = len(content.attempts) if finished else _maker(content, step)
-    known = [one for one in _records(run.path) if one.attempt <= maker]
+    known = [one for one in records if one.attempt <= maker]
     if not known or not (step or finished):
         return ""
     before, attempt = _merged(known), known[-1].attempt

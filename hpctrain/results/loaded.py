@@ -143,7 +143,8 @@ class LoadedRun:
         from hpctrain.results.sample_inputs import sample_inputs
 
         self.find_code()
-        return sample_inputs(self.config, sample)
+        config = self.config
+        return sample_inputs(sample, config.data, config.task, config.precision, config.seed)
 
     def evaluate(
         self,

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -205,6 +205,17 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 def executed(config: Config) -> list[str]:

@@ -44,8 +44,8 @@ def may_start_again(
     """Return whether the directory must be archived, so that the run can start at step 0.
 
     A run that has checkpoints of the code as it is goes on: the same command, typed again after a
-    preemption, must not throw away what it has trained. The modules are found as
-    `modules.on_disk` does. Checkpoints that are gone without `train.from_scratch`, or a process
+    preemption, must not throw away what it has trained. The modules are found as `on_disk` of
+    `code.trained_code` does. Checkpoints that are gone without `train.from_scratch`, or a process
     that holds the run, are a StorageError.
     """
     if not train.from_scratch:

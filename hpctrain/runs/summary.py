@@ -1,16 +1,14 @@
 """The summary at the end of a run: a short table, and where to look further."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.console import Console, Table
 from hpctrain.config.schema import TrackingConfig
-from hpctrain.errors import TrackingError
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.page.links import known_pages
+from hpctrain.tracking.page.links import pages_of
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
@@ -45,13 +43,6 @@ def show(run: RunDir, metric: str, tracking: TrackingConfig) -> None:
         served = [f"mlflow ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
         for line in (*served, *pages):
             print(f"  {line}")
-
-
-def pages_of(run: Path) -> tuple[str, ...]:
-    """Return the pages of a run and of its experiment in MLflow; none if it is not there yet."""
-    with suppress(TrackingError):
-        return known_pages(run) or ()
-    return ()
 
 
 def _number(value: float) -> str:

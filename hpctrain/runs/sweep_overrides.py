@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.base import secrets
+from hpctrain.config.frozen import flat
 from hpctrain.config.identity import changeable, override_key
 
 _GLOBAL = ("experiment", "debug")  # choices that may set any key
@@ -55,17 +56,6 @@ def distinguishing(
         | {key: secrets.mask(_text(config.get(key))) for key in keys}
         for config, texts in zip(configs, given, strict=True)
     ]
-
-
-def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def _matters(key: str) -> bool:

@@ -19,13 +19,13 @@ from typing import Any, Literal
 
 from hpctrain.base import secrets
 from hpctrain.base.processes.child import Process
+from hpctrain.config.frozen import flat
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
-from hpctrain.tracking.page.mlflow_names import clean_key
-from hpctrain.tracking.store import check_uri, resolve_uri
+from hpctrain.tracking.store import check_uri, clean_key, resolve_uri
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
@@ -271,12 +271,6 @@ def public(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return nested params as `{"optimizer.lr": "0.1"}`; a list or empty mapping is one value."""
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
+    return {key: str(value) for key, value in flat(tree).items()}

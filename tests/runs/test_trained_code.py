@@ -17,8 +17,8 @@ from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.engine.checkpoint.tensor_reader import misfit
 from hpctrain.launch.freeze import freeze
-from hpctrain.runs.code import modules, trained_code
-from hpctrain.runs.code.modules import Module, difference
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.code.trained_code import Module, difference
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.ranks import run_ranks
@@ -74,16 +74,16 @@ def test_the_modules_that_were_imported_are_known_and_found_again(project: Path)
     (project / "plugins" / "deep" / "inner.py").write_text("import json, helper\n")
     before = {*sys.modules}
     importlib.import_module("plugins")
-    found = modules.loaded(before)
+    found = trained_code.loaded(before)
     assert [*found] == ["helper", "plugins", "plugins.deep.inner"]
     assert found["plugins.deep.inner"].file == "plugins/deep/inner.py"
     assert found["helper"] == Module("helper.py", HELPER)
-    assert modules.on_disk(found) == found
-    assert [*modules.loaded({*sys.modules}, {"plugins"})] == ["plugins", "plugins.deep.inner"]
+    assert trained_code.on_disk(found) == found
+    assert [*trained_code.loaded({*sys.modules}, {"plugins"})] == ["plugins", "plugins.deep.inner"]
     native = found | {"native": Module("native.so", "xxh3_128:0")}
     (project / "native.so").write_bytes(b"\x7fELF 22")
     (project / "plugins" / "deep" / "inner.py").unlink()
-    told = difference(native, modules.on_disk(native), "attempt 2")
+    told = difference(native, trained_code.on_disk(native), "attempt 2")
     assert told == "native.so: changed since attempt 2; plugins/deep/inner.py: gone"
 
 

@@ -52,8 +52,7 @@ from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.alerts.settings import Settings, variable_of
-from hpctrain.tracking.other import OtherTracker
-from hpctrain.tracking.several import SeveralTrackers
+from hpctrain.tracking.several import OtherTracker, SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
 
 log = logging.getLogger(__name__)

@@ -52,8 +52,7 @@ from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.alerts.settings import Settings, variable_of
-from hpctrain.tracking.several import OtherTracker, SeveralTrackers
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -265,6 +264,8 @@ class Attempt:
         )
         if not others:
             return journal
+        from hpctrain.tracking.several import SeveralTrackers
+
         return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _record_data(self) -> None:

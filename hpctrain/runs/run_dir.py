@@ -130,7 +130,9 @@ class RunDir:
             known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
             content |= (new if not content else {}) | facts
             content["config_digests"] = list(dict.fromkeys([*known, *new["config_digests"]]))
-        write_atomically(self.config_file, text, sync)
+        # To replace a file takes ext4 milliseconds, and a sweep given again has the same ones.
+        if not files or files[0].read_bytes() != text.encode():
+            write_atomically(self.config_file, text, sync)
 
     def archive(self) -> Path:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""

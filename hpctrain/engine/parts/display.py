@@ -16,7 +16,7 @@ from typing import ClassVar
 log = logging.getLogger(__name__)
 _OTHERS = 26  # characters of a line beside the numbers of steps and the metrics
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr")
-_GAP = "  "
+_GAP, _MOST = "  ", 5
 _SHORT = {"accuracy": "acc", "bits_per_byte": "bpb", "perplexity": "ppl"}
 
 
@@ -75,6 +75,7 @@ class _Bar(Lines):
         from rich.table import Column
 
         from hpctrain.base.terminal.console import Console
+from hpctrain.config.metric_registry import EPOCH
 
         super().start(step, max_steps)
         console = Console(stderr=True)
@@ -111,6 +112,9 @@ class _Bar(Lines):
 def describe(metrics: Mapping[str, float], metric: str = "") -> list[str]:
     """Return the most important metrics by name, each as a short text, the main metric first."""
     shown = [name for name in dict.fromkeys((metric, *_SHOWN)) if name in metrics]
+    # A loop of one's own has names of its own.
+    others = [name for name in metrics if not name.startswith(("perf/", "best/")) and name != EPOCH]
+    shown = shown or others[:_MOST]
     parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown]
     if rate := metrics.get("perf/samples_per_s"):
         parts.append(f"{rate:,.0f} samples/s")

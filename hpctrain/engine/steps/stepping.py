@@ -43,6 +43,7 @@ from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
+_END: Any = object()  # what follows the last batch
 
 
 class Feed(Protocol):
@@ -245,7 +246,7 @@ class Stepping:
         batches = first_in_long_work("the first batch", self.feed)
         while self.step < self.max_steps:
             marks.begin_step()
-            if (batch := next(batches, None)) is None:
+            if (batch := next(batches, _END)) is _END:
                 return
             if left_out and self.feed.state_dict()["consumed"] in left_out:
                 continue

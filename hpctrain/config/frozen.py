@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from hpctrain.base import secrets
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.names.run_record import RunRecord
+from hpctrain.base.terminal.terminal import few
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.rules.own_loop import OURS
@@ -134,6 +135,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+_MOST = 12  # names of functions in a sentence
 _LAST = "site.container.args"  # the last key of every file from before there were digests
 
 
@@ -208,6 +210,24 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def executed(config: Config) -> list[str]:
+    """Return in words what a training with this config executes of it."""
+    called = list(dict.fromkeys(targets(plain(config))))
+    functions = [f"_target_ {few(called, _MOST)}"] if called else []
+    return functions + ["the lines of site.setup"] * bool(config.site.setup)
 
 
 def targets(node: Any) -> Iterator[str]:

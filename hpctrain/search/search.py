@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,10 @@ from hpctrain.base.secrets import mask, reference, referenced
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.rules.job import written_secrets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
@@ -125,7 +126,8 @@ class Search:
         count = min(self._settings.n_jobs, self._settings.n_trials)
         check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
-            print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
+            job = JobRequest.of(config)
+            print(worker_arrays.script(job, folder / "workers" / "array-0", count), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
         there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
@@ -140,11 +142,13 @@ class Search:
         if code:
             code.write()
             say_copy(code)
-        found = self._write(study, storage, folder, config, code)
+        found = self._write(study, storage, folder, config.output_dir, code)
         if not found.ended and not self._cluster:
-            self._run_here(config, folder, code)
-        elif not found.ended and not self._submit(config, folder):
-            return
+            self._run_here(config.launch, folder, code)
+        elif not found.ended:
+            said = notes([Entry([], config, RunDir(folder))], True)
+            if not self._submit(JobRequest.of(config), said, folder):
+                return
         self._report(FoundSearch.of(folder), folder)
 
     def _probe(self) -> Config:
@@ -168,7 +172,7 @@ class Search:
             except HpctrainError:
                 if not left:
                     raise
-        self._settings.check_trial(config)
+        self._settings.check_trial(config.data, config.train)
         if not self._cluster:
             local_runs.check(config)
         for _, problem in refused([Entry([], config, run)]):
@@ -229,7 +233,7 @@ class Search:
         study: Study,
         storage: str,
         folder: Path,
-        config: Config,
+        output_dir: str,
         code: snapshot.Snapshot | None,
     ) -> FoundSearch:
         """Write what the workers need; a larger `n_trials` reaches those that live already."""
@@ -246,7 +250,7 @@ class Search:
             space={key: distribution_to_json(each) for key, each in self._space.items()},
             overrides=tuple(self._fixed),
             config_dir=self._config_dir,
-            output_dir=config.output_dir,
+            output_dir=output_dir,
             code=code.digest if code else None,
             pythonpath=tuple(map(str, code.pythonpath)) if code else (),
         ).write(folder)
@@ -262,13 +266,16 @@ class Search:
             found = msgspec.structs.replace(found, ended="")
         return found
 
-    def _submit(self, config: Config, folder: Path) -> bool:
-        """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
-        for note in notes([Entry([], config, RunDir(folder))], True):
+    def _submit(self, job: JobRequest, said: Iterable[str], folder: Path) -> bool:
+        """Submit the workers; return whether the search is over, for which `launch.wait` waits.
+
+        What is `said` before, is printed.
+        """
+        for note in said:
             say(note, style="yellow")
-        sent = worker_arrays.submit_missing(folder, FoundSearch.of(folder), config, first=True)
+        sent = worker_arrays.submit_missing(folder, FoundSearch.of(folder), job, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
-        if not config.launch.wait:
+        if not job.launch.wait:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
@@ -286,12 +293,12 @@ class Search:
             pause = min(_POLL_S[1], pause * 1.2)
         return True
 
-    def _run_here(self, config: Config, folder: Path, code: snapshot.Snapshot | None) -> None:
+    def _run_here(self, launch: LaunchConfig, folder: Path, code: snapshot.Snapshot | None) -> None:
         """Let one worker run on this machine."""
         worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
         command = [sys.executable, "-u", "-m", "hpctrain", "work", str(worker)]
-        _, process = local_runs.start(config.launch, worker / "logs", code, command)
+        _, process = local_runs.start(launch, worker / "logs", code, command)
         try:
             process.wait()
         except KeyboardInterrupt:

@@ -14,12 +14,12 @@ from hpctrain.base.files.lock import file_lock
 from hpctrain.base.files.record import read, written
 from hpctrain.base.processes.causes import NON_FINITE, RANK_KILLED, one_line
 from hpctrain.cluster.slurm.queue import me
-from hpctrain.config.schema import Config
+from hpctrain.config.frozen import dump, executed
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import may_start_again
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import may_start_again
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.end import End
 from hpctrain.runs.state.verdict import DECIDED_LATER, Room, decide
@@ -51,8 +51,7 @@ class TrialPiece:
 def freeze(
     sweep: Path,
     found: FoundSearch,
-    config: Config,
-    run: RunDir,
+    entry: Entry,
     params: Mapping[str, Any],
     wait: Callable[[float], None],
 ) -> None:
@@ -61,19 +60,20 @@ def freeze(
     A run that has finished, or was begun by another command, is kept, and goes on. `wait` sleeps
     for some seconds, or raises to give up.
     """
+    run, config = entry.run, entry.config
+    trust.check(run.path, executed(config))
     values = [f"{key}={value}" for key, value in params.items()]
-    trust.check(run.path, config)
-    entry = Entry([*found.overrides, *values], config, run, before=run.read())
+    entry.overrides, entry.before = [*found.overrides, *values], run.read()
     entry.swept = [*map(secrets.mask, values)]
     entry.mark(Status.ENDED, "trial")
     finished = entry.before.state == "finished"
     if not finished or config.launch.rerun == "all":
-        if finished or may_start_again(config, run):
+        if finished or may_start_again(run, config.train, config.checkpoint):
             run.archive()
             entry.before = run.read()
         parent = {"uid": found.uid, "name": f"search {found.study} {' '.join(params)}"}
         run.freeze(
-            config,
+            dump(config),
             state=entry.before.state or "created",
             submission=None,
             code=found.code,

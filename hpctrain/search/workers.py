@@ -27,6 +27,7 @@ from hpctrain.base.files.record import read
 from hpctrain.base.processes.child import run_module
 from hpctrain.base.secrets import mask
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.launch.entry import Entry
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
@@ -149,18 +150,19 @@ class Worker:
         stored = self._stored(number)
         until = None if goal == len(found.rungs) else found.rungs[goal - 1]
         began = stored.datetime_start.timestamp() if stored.datetime_start else 0.0
-        config = None
+        entry = None
         try:
             if name := stored.user_attrs.get("run"):
                 run = RunDir.open(Path(found.output_dir) / name)
             else:
                 config, run = read(Bases, self._sweep / "bases.json").run(stored.params)
+                entry = Entry([], config, run)
                 if twin := next((each for each in found.trials if each.run == run.name), None):
                     raise trial_run.Pruned(f"the same run as trial {twin.number}")
             while run.is_locked():  # another command trains it
                 self._wait(_LOOK_S)
-            if config:
-                trial_run.freeze(self._sweep, found, config, run, stored.params, self._wait)
+            if entry:
+                trial_run.freeze(self._sweep, found, entry, stored.params, self._wait)
                 self._trial(number).set_user_attr("run", run.name)
             trial_run.take(run, self._note)
             piece = TrialPiece(run.path, until, number, found.metric, began)

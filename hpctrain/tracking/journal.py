@@ -71,7 +71,7 @@ class Journal:
         self._lock = threading.Lock()
         self._dirty = False
         self._closed = threading.Event()
-        newest = _last(self._fd, size, "attempt")
+        newest = _last(self._fd, size, "attempt") if size else None
         self.attempt = int(newest["attempt"]) + 1 if newest else 1
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")

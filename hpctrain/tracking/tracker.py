@@ -20,13 +20,13 @@ from typing import Any, Literal
 
 from hpctrain.base import secrets
 from hpctrain.base.processes.child import Process
+from hpctrain.config.frozen import flat
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
-from hpctrain.tracking.page.mlflow_names import clean_key
-from hpctrain.tracking.store import check_uri, resolve_uri
+from hpctrain.tracking.store import check_uri, clean_key, resolve_uri
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
@@ -90,6 +90,37 @@ class Tracker:
 
 class NullTracker(Tracker):
     """A tracker that records nothing."""
+
+
+class OtherTracker(NullTracker):
+    """Base class of a tracker beside MLflow. Override the methods of which it shall know.
+
+        class Lines(OtherTracker):
+            def log_metrics(self, metrics, step):
+                print(step, *metrics.items())
+
+    Rank 0 makes it once for each attempt, and calls it from the thread that trains: a method must
+    return soon. If a method raises an exception, the run goes on without this tracker.
+
+    Attributes:
+        run_dir: The run directory; absolute.
+        run_name: The name of the run in MLflow.
+        uid: Our id of the run, which is the same in all attempts: 32 hexadecimal digits.
+    """
+
+    run_dir: Path
+    run_name: str
+    uid: str
+
+    def rewind_to(self, step: int, logged: Mapping[str, int]) -> None:
+        """Learn that the metrics go on at `step`, after a resume or a rollback.
+
+        It is called before the first metric or image of an attempt, too.
+
+        Args:
+            step: The first step that will be logged.
+            logged: For each metric that was logged at `step` or later before, the last such step.
+        """
 
 
 class JournalTracker(Tracker):
@@ -266,12 +297,6 @@ def public(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return nested params as `{"optimizer.lr": "0.1"}`; a list or empty mapping is one value."""
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
+    return {key: str(value) for key, value in flat(tree).items()}

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from hpctrain.base.processes.causes import NODE
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
@@ -134,7 +135,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     verdict.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]
     assert (run.read().attempt.verdict, run.read().attempt.avoid) == ("requeue", ("node1",))
-    assert excluded_hosts.avoided(mine) == []
+    assert excluded_hosts.avoided(JobRequest.of(mine)) == []
 
 
 def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
@@ -191,18 +192,18 @@ def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_
     ill = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
     exclusion.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
     config = Config(output_dir=str(tmp_path))
-    assert excluded_hosts.avoided(config) == ["node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node2"]
     config.launch.nodes = 2
-    assert excluded_hosts.avoided(config) == ["node1", "node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node1", "node2"]
     config.parallel.weights = [2, 1]
-    assert excluded_hosts.avoided(config) == ["node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node2"]
 
 
 def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     config, _ = settings(["+site.sbatch.exclude='node[7-8]'", f"output_dir={tmp_path}"])
     folder = tmp_path / "array"
-    assert "--exclude=node" not in sbatch_script(settings([])[0], folder, 1)
-    text = sbatch_script(config, folder, 1, exclude=["node2", "node3"])
+    assert "--exclude=node" not in sbatch_script(JobRequest.of(settings([])[0]), folder, 1)
+    text = sbatch_script(JobRequest.of(config), folder, 1, exclude=["node2", "node3"])
     assert '#SBATCH --exclude="node[7-8],node2,node3"' in text
 
 

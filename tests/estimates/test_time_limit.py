@@ -11,7 +11,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import like_runs, time_limit
 from hpctrain.insight.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.runs.freeze import check
+from hpctrain.launch.freeze import check
 from hpctrain.tracking.journal import journal_path
 
 WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")

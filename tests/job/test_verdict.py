@@ -38,6 +38,7 @@ from hpctrain.cluster.ranks import epochs, flight_recorder
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.requeue import cause_of_step
+from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.engine.job import attempt as job_attempt
 from hpctrain.engine.job import pieces
@@ -674,7 +675,7 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     config = Config()
     config.data.path, config.tracking.upload = "/data", False
     run = begin()
-    run.freeze(config)
+    run.freeze(dump(config))
     close_tracking(run, KILLED)  # a run without a journal
     dies(run)
     run.end_attempt("interrupted", reason="a rank was killed", step=3)

@@ -11,6 +11,7 @@ import pytest
 from hpctrain.cluster.slurm.queue import call
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
 from hpctrain.runs.state.facts import gather
 from hpctrain.runs.state.state import state_of
@@ -71,7 +72,7 @@ def test_slurm_reads_back_what_was_written(tmp_path: Path) -> None:
             data=DataConfig(path="/data"), site=SiteConfig(sbatch={"comment": ugly, "hold": True})
         )
         script = tmp_path / "job.sh"
-        script.write_text(sbatch_script(config, tmp_path, 1))
+        script.write_text(sbatch_script(JobRequest.of(config), tmp_path, 1))
         job = cluster.slurm("sbatch", "--parsable", str(script))
         shown = cluster.slurm("scontrol", "show", "job", job)
         assert f"   Comment={ugly} \n" in shown
@@ -94,7 +95,7 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     config = compose_config(["experiment=digits", f"site={file.stem}", *shape, *here])
     assert config is not None
     script = tmp_path / "job.sh"
-    script.write_text(sbatch_script(config, tmp_path, 2))
+    script.write_text(sbatch_script(JobRequest.of(config), tmp_path, 2))
     cluster.slurm("sbatch", "--test-only", str(script))
 
 

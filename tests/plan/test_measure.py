@@ -25,8 +25,8 @@ from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.predicting.timing import StepTime
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.freeze import check
 from hpctrain.launch.sweeps import wait
-from hpctrain.runs.freeze import check
 from tests import cluster
 from tests.conftest import run_json
 

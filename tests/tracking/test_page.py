@@ -188,16 +188,15 @@ def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
         "http://tracking:5000/#/experiments/1/runs?workflowType=machine_learning"
     )
     Meta(server, "exp", "n", "u").write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
     Uploaded(server, "u", "1", "ab", 7).write(tmp_path)
-    pages = links.known_pages(tmp_path)
-    assert pages is not None
+    pages = links.pages_of(tmp_path)
     assert pages[0].endswith("tracking:5000/#/experiments/1/runs/ab?workflowType=machine_learning")
     # A file of somebody else must not put its own words there, nor lead to a run of another store.
     Uploaded(server, "u", "1", "ab\x1b[1m", 7).write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
     Uploaded("http://other", "u", "1", "ab", 7).write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
 
 
 def test_files_that_an_older_version_has_left_are_tried_again(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ from hpctrain.cluster.slurm.sbatch_options import (
     sbatch_options,
     step_gpu_options,
 )
-from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
 _IN_STEPS = ("run", "work")  # what steps.sh starts again; others run once
@@ -129,7 +129,7 @@ _AT_ONCE = JobOrder()
 
 
 def sbatch_script(
-    config: Config,
+    job: JobRequest,
     folder: Path,
     count: int,
     *,
@@ -140,7 +140,7 @@ def sbatch_script(
     lead_s: int | None = None,
     grace_s: int | None = None,
 ) -> str:
-    """Return the batch script for `count` runs that need the same resources, those of `config`.
+    """Return the batch script for `count` runs that need the same resources, those of `job`.
 
     `folder` is absolute and has the list `tasks` of COUNT run directories, and the folder `batch`
     for the output of the script itself. What Slurm cannot accept in `site` or a path is a
@@ -152,12 +152,12 @@ def sbatch_script(
     `lead_s` seconds before its time limit to save (None: launch.warn_s), and `grace_s` seconds
     after a preemption it is cancelled, unless it has requeued itself.
     """
-    check_folder(config.output_dir, folder)
-    lead_s = config.launch.warn_s if lead_s is None else lead_s
+    check_folder(job.output_dir, folder)
+    lead_s = job.launch.warn_s if lead_s is None else lead_s
     if command != "run":
-        config = replace(config, launch=replace(config.launch, pack=1))
-    job, pack = config.launch.of_job, config.launch.pack
-    options = sbatch_options(config.name, job, config.site, fitting_nodes(config), lead_s)
+        job = replace(job, launch=replace(job.launch, pack=1))
+    pack = job.launch.pack
+    options = sbatch_options(job.name, job.launch.of_job, job.site, job.nodes, lead_s)
     last = math.ceil(count / pack) - 1
     options["array"] = f"0-{last}" + (f"%{order.max_running}" if order.max_running else "")
     dependency = order.dependency
@@ -173,15 +173,15 @@ def sbatch_script(
     parts = [
         "#!/bin/bash",
         *_directives(options),
-        *_setup(config.launch, config.site),
-        *_snapshot(config.output_dir, pythonpath),
+        *_setup(job.launch, job.site),
+        *_snapshot(job.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
     if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if order.chain:
         parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
+    return "\n".join([*parts, *_srun(job, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -239,9 +239,9 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
-    launch, site = config.launch, config.site
-    folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
+def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
+    launch, site = job.launch, job.site
+    folders = [Path(job.output_dir), folder, *map(Path, job.data), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
     container_arguments, container = in_container(site.container, folders, has_gpus=has_gpus)
     # Not every version of Slurm passes these options of the job on to srun.
@@ -270,7 +270,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
-    yield from choose_nodes(launch, fitting_nodes(config))
+    yield from choose_nodes(launch, job.nodes)
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
     ranks = " \\\n    ".join(lines)

@@ -44,17 +44,15 @@ from hpctrain.errors import (
 )
 from hpctrain.runs.checkpoints.manifest import put_back
 from hpctrain.runs.code import provenance, trained_code
-from hpctrain.runs.freeze import refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.other import OtherTracker
-from hpctrain.tracking.several import SeveralTrackers
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ class Attempt:
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            refuse_lost_checkpoints(self._config, self._run)
+            refuse_lost_checkpoints(self._run, self._config.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
@@ -262,6 +260,8 @@ class Attempt:
         )
         if not others:
             return journal
+        from hpctrain.tracking.several import SeveralTrackers
+
         return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _record_data(self) -> None:

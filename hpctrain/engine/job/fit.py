@@ -25,6 +25,7 @@ from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate
@@ -136,7 +137,8 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             offered("preflight").check_nodes(config, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             # Rank 0 knows the time of the attempts before.
-            before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
+            again = ranks.is_main and run.read().attempts[1:]
+            before = last_record(journal_path(run.path), "device_s") if again else None
             trained_s = before["device_s"] if before else 0.0
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, trained_s)
@@ -179,7 +181,7 @@ class _Rank:
         tracker = self.attempt.tracker if self.attempt else NullTracker()
         place = Place(
             *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
-            begun=partial(trained_code.record, self.config, self.run, _MODULES)
+            begun=partial(trained_code.record, self.run, [*targets(plain(self.config))], _MODULES)
             if self.ranks.is_main
             else _nothing,
         )

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from hpctrain.base.secrets import mask_logging
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def session_here(config: Config, began: float | None = None) -> Iterator[Session
         if ranks.is_main:
             print(f"{run.name} is finished already; change a value (seed=1) for another run")
         raise SystemExit(0)
-    from hpctrain.runs.freeze import told
+    from hpctrain.runs.run_dir import told
     from hpctrain.runs.terminal_log import kept
 
     log_of_main = kept(run.logs, ranks) if ranks.is_main else nullcontext()
@@ -90,7 +90,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
     was submitted with is a DataError.
     """
-    from hpctrain.config.frozen import load
+    from hpctrain.config.frozen import executed, load
     from hpctrain.config.validate import validate
     from hpctrain.runs.state.failure import recorded
 
@@ -100,7 +100,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         config = load(run.config_file)
-        trust.check(run.path, config, run.code_copy)
+        trust.check(run.path, executed(config), run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
@@ -145,9 +145,9 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            show(config, run)
+            show(run, config.metric, config.tracking)
         return 0
-    from hpctrain.runs.freeze import told
+    from hpctrain.runs.run_dir import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
@@ -159,7 +159,7 @@ def _train_to_the_end(
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.runs.summary import show
 
-        show(config, run)
+        show(run, config.metric, config.tracking)
     return code
 
 

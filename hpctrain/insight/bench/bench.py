@@ -72,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.composing.compose_call import composed
-    from hpctrain.runs.freeze import check
+    from hpctrain.launch.freeze import check
 
     with composed(overrides, options.config_dir) as call:
         if len(call.runs) != 1:

@@ -15,7 +15,7 @@ from typing import Any, Self
 from hpctrain.base.files.record import convert
 from hpctrain.cluster.ranks.cores import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
-from hpctrain.cluster.slurm.excluded_hosts import may_differ
+from hpctrain.config.job_request import may_differ
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor.checks import (
     file_systems,

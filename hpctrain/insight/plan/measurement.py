@@ -20,6 +20,7 @@ from hpctrain.base.names.run_record import RunRecord
 from hpctrain.base.processes.causes import one_line
 from hpctrain.base.terminal.console import Console
 from hpctrain.base.units import GIB
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
@@ -99,7 +100,8 @@ def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) 
     sweep.add([*overrides, *one.layout.overrides], lambda _: config)
     for entry in sweep.entries[number:]:  # none, if the config is wrong
         named = dataclasses.replace(config, name=f"{number}-{kind}")
-        entry.run = RunDir.of(named, entry.run.data_digest)
+        digest = entry.run.data_digest
+        entry.run = RunDir(run_path(named, digest), digest)
 
 
 def _cancel(sweep: Sweep, folder: Path) -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.files.disk import text_of
+from hpctrain.config.frozen import flat
 from hpctrain.errors import ConfigError
 from hpctrain.insight.report.account.run_account import RunAccount, read
 from hpctrain.insight.report.tree import Fact, Pairs, Rows, Section, Sentences
 from hpctrain.runs.code import provenance
-from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")

@@ -26,7 +26,7 @@ from hpctrain.insight.report.tree import (
 )
 from hpctrain.runs.code import provenance
 from hpctrain.runs.state.state import eta_s
-from hpctrain.runs.summary import pages_of
+from hpctrain.tracking.page.links import pages_of
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",

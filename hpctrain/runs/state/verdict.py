@@ -46,6 +46,7 @@ from hpctrain.base.processes.causes import (
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
@@ -287,5 +288,9 @@ def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
     if _recorded(run, end, room).goes_on and not inside:
         own = str(config.site.sbatch.get("exclude") or "")
         # It avoids also a host that was only unlike: the GPUs of one host may differ.
-        hosts = sorted({*end.hosts, *excluded_hosts.avoided(config)}) if end.hosts else ()
+        hosts = (
+            sorted({*end.hosts, *excluded_hosts.avoided(JobRequest.of(config))})
+            if end.hosts
+            else ()
+        )
         requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")

@@ -31,7 +31,7 @@ from hpctrain.tracking.alerts.settings import AlertSettings
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.page.links import known_pages
+from hpctrain.tracking.page.links import pages_of
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class Alerts:
             "stalled": "is stalled",
         }
         title = f"{name} {said.get(event, f'has {event}')}"
-        pages = known_pages(self._run_dir)
+        pages = pages_of(self._run_dir)
         page = pages[0] if pages and "127.0.0.1" not in pages[0] else ""
         text = mask(
             "\n".join(filter(None, (reason, f"step {self._step}", str(self._run_dir), page)))

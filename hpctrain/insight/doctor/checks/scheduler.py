@@ -7,6 +7,7 @@ from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError, ask, version
 from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.doctor.finding import Finding, good, judged, unknown
@@ -57,8 +58,9 @@ def _job(config: Config) -> Finding:
     """Ask Slurm whether it would run a job of this config."""
     check = "a job of this config"
     try:
-        script = sbatch_script(config, Path(config.output_dir) / "doctor", 1, command="call")
-        start = sbatch.expected_start(script, config)
+        job = JobRequest.of(config)
+        script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
+        start = sbatch.expected_start(script, job)
         cure = "Ask for fewer nodes, or for another partition (launch.nodes, site.partition)."
         return judged(check, not start.startswith("not now"), start, "a start", cure)
     except UnreachableError as error:

@@ -8,10 +8,10 @@ from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.command import settings
+from hpctrain.insight.doctor.command import expected_of, settings
 from hpctrain.insight.doctor.finding import Finding, good, worst
 from hpctrain.insight.doctor.measures import all_reduce, pairs
-from hpctrain.insight.doctor.probe import Expectation, Probe
+from hpctrain.insight.doctor.probe import Probe
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
@@ -81,7 +81,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
+    assert [expected_of(each).mixed for each in (plain, weighted, several)] == [
         False,
         True,
         True,

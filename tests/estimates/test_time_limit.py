@@ -10,7 +10,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import like_runs, time_limit
-from hpctrain.insight.estimates.measured_run import MeasuredRun, measured_run
+from hpctrain.insight.estimates.measured_run import MeasuredRun, frozen, measured_run
 from hpctrain.runs.freeze import check
 from hpctrain.tracking.journal import journal_path
 
@@ -26,7 +26,8 @@ def measured(reference: Callable[..., Path]) -> MeasuredRun:
 
 
 def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
-    where = [f"output_dir={run.config.output_dir}", f"data.path={run.config.data.path}"]
+    own = frozen(run.path)
+    where = [f"output_dir={own.output_dir}", f"data.path={own.data.path}"]
     return composer.typed(["experiment=digits", *where, "launch.time_min=auto", *words])
 
 

@@ -124,9 +124,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     slow, fast, failed, other = found[:4]
     run = tmp_path / "0-ddp"
     measured = (20, 0.5, 0.5, None, None, 1.0, 0.0, 0.0, None)
-    own = MeasuredRun(
-        run, composer.typed(["experiment=digits", f"data.path={digits}"]), 2, None, *measured
-    )
+    own = MeasuredRun(run, 2, None, *measured)
     slow = replace(slow, time=replace(_TIME, step_s=1.1 * own.step_s))
     results = [
         Measured(failed, tmp_path / "2-zero2", None, "OutOfMemoryError: CUDA out of memory"),

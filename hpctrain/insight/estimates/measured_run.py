@@ -36,7 +36,6 @@ class MeasuredRun:
     """A run with enough steps."""
 
     path: Path
-    config: Config
     ranks: int  # of its last attempt
     parameters: int | None  # of the model; None if unknown
     steps: int  # that count for the times below
@@ -55,10 +54,16 @@ class MeasuredRun:
 
 
 @functools.lru_cache(maxsize=256)
+def frozen(run: Path) -> Config:
+    """Return the config of a run."""
+    return load(run / "config.yaml")
+
+
+@functools.lru_cache(maxsize=256)
 def measured_run(path: Path) -> MeasuredRun | None:
     """Return what a run has measured; None if it has too few steps after its first report."""
-    record, config = RunRecord.of(path), load(path / "config.yaml")
-    told = _Told(path, sum(steps for _, steps in ramp_of(config.train).stages))
+    record, train = RunRecord.of(path), frozen(path).train
+    told = _Told(path, sum(steps for _, steps in ramp_of(train).stages))
     if not record.attempts or told.steps < ENOUGH_STEPS:
         return None
     batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))
@@ -66,13 +71,11 @@ def measured_run(path: Path) -> MeasuredRun | None:
     peak, mfu = told.median("perf/memory_peak_gib"), told.median("perf/mfu_percent")
     return MeasuredRun(
         path=path,
-        config=config,
         ranks=record.attempt.world_size,
         parameters=None if parameters is None else int(parameters),
         steps=told.steps,
         step_s=(told.median("perf/step_ms_p50") or math.nan) / 1000,
-        mean_step_s=config.train.global_batch_size
-        / (told.median("perf/samples_per_s") or math.nan),
+        mean_step_s=train.global_batch_size / (told.median("perf/samples_per_s") or math.nan),
         mfu=None if mfu is None else mfu / 100,
         peak_bytes=None if peak is None else int(peak * GIB),
         startup_s=told.startup_s,

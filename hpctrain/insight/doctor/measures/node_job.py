@@ -31,7 +31,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
     import torch
 
-    uuids = visible_gpus(given)
+    uuids = visible_gpus(given.device)
     seen = probe(given, ranks, uuids, disks=True)
     if ranks.local_rank == 0:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
@@ -54,13 +54,13 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return _measured(given, ranks, Path(folder), seen).to_json()
 
 
-def visible_gpus(asked: Expectation) -> list[str]:
-    """Return the identities of the GPUs that torch sees; none if the job uses CPUs."""
+def visible_gpus(device: str) -> list[str]:
+    """Return the identities of the GPUs that torch sees; none if `parallel.device` is cpu."""
     import torch
 
     from hpctrain.engine.distributed import devices
 
-    gpus = asked.device != "cpu" and torch.cuda.is_available()
+    gpus = device != "cpu" and torch.cuda.is_available()
     return devices.visible("cuda" if gpus else "cpu")
 
 

@@ -28,7 +28,7 @@ from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.loop.trainer import Trainer
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.errors import DataError
-from hpctrain.insight.doctor.measures.all_reduce import synchronise
+from hpctrain.insight.doctor.measures.speeds import synchronise
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0

@@ -17,7 +17,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.insight.estimates.like_runs import runs_of_model
+from hpctrain.insight.estimates.measured_run import runs_of_model
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:

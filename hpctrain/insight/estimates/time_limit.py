@@ -12,8 +12,12 @@ from typing import Any, NamedTuple
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config, DataConfig
 from hpctrain.errors import ConfigError
-from hpctrain.insight.estimates.like_runs import runs_of_model
-from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, frozen
+from hpctrain.insight.estimates.measured_run import (
+    ENOUGH_STEPS,
+    MeasuredRun,
+    frozen,
+    runs_of_model,
+)
 
 _MARGIN = 1.3
 # What decides the time of a step, beside the number of ranks.

@@ -86,19 +86,19 @@ def measured(ranks: RankInfo, device: Any, seen: Probe) -> Probe:
     """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
-    from hpctrain.insight.doctor.measures import all_reduce, pairs, speed
+    from hpctrain.insight.doctor.measures import speeds
 
     figures = seen.figures
     # One rank of the node after the other: on CPUs they would share caches and memory.
-    figures |= _in_turn(ranks, lambda: speed.measured(device))
+    figures |= _in_turn(ranks, lambda: speeds.of_rank(device))
     if ranks.world_size > 1:
-        figures |= {f"all_reduce_{k}": v for k, v in all_reduce.measured(device).items()}
+        figures |= {f"all_reduce_{k}": v for k, v in speeds.of_all_reduce(device).items()}
     if 1 < ranks.local_world_size < ranks.world_size:
         own, _ = dist.new_subgroups(ranks.local_world_size)
-        inside = all_reduce.measured(device, own)
+        inside = speeds.of_all_reduce(device, own)
         figures |= {f"all_reduce_in_node_{name}": value for name, value in inside.items()}
     if ranks.num_nodes > 1:
-        found = pairs.measured(device, ranks)
+        found = speeds.of_pairs(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
     return meet(seen)
 

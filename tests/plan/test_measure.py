@@ -21,7 +21,7 @@ from hpctrain.insight.estimates.measured_run import MeasuredRun
 from hpctrain.insight.plan import measurement
 from hpctrain.insight.plan.answer import Query, answer
 from hpctrain.insight.plan.measurement import STEPS, Measured, chosen, minutes, short_run
-from hpctrain.insight.plan.plan_command import main, training_of, whole
+from hpctrain.insight.plan.plan_command import main, planned_of, whole
 from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.predicting.timing import StepTime
 from hpctrain.launch import arrays
@@ -53,7 +53,7 @@ def with_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def estimates(composer: Composer, digits: Path, output: Path, *words: str) -> list[Estimate]:
     where = [f"data.path={digits}", f"output_dir={output}", "train.max_steps=200"]
-    training = training_of(composer.typed(["experiment=digits", *where, *words]))
+    training = planned_of(composer.typed(["experiment=digits", *where, *words]))
     return answer(Query(training, None, None, None, None, True, measure=True), []).layouts
 
 

@@ -18,18 +18,18 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
     samples_of_epoch,
 )
 from hpctrain.insight.plan.layouts import of_command_line
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
 from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, sizes_of, smallest
-from hpctrain.insight.plan.training import Training
 
 
 @dataclass(frozen=True)
 class Query:
     """What the command line asks for."""
 
-    training: Training
+    training: Planned
     hardware: Hardware | None
     nodes: list[int] | None  # None leaves the numbers open
     shape: str | None  # of `--sample-shape`; None takes the data set's

@@ -15,7 +15,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
-from hpctrain.insight.plan.training import Training
+from hpctrain.insight.plan.planned import Planned
 
 _DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
@@ -25,7 +25,7 @@ _MOST_PARTS = 4096  # micro-batches of a share
 class Layout:
     """A training on its ranks."""
 
-    training: Training  # with the degrees and batch sizes of the layout
+    training: Planned  # with the degrees and batch sizes of the layout
     nodes: int
     overrides: tuple[str, ...]  # what to add to the command line
     named: bool = False  # whether it is the layout of the command line
@@ -75,7 +75,7 @@ class Layout:
         return _label(self.kind, self.ranks)
 
 
-def of_command_line(training: Training, nodes: int) -> Layout:
+def of_command_line(training: Planned, nodes: int) -> Layout:
     """Return the layout of a training itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(training, nodes, (), named=True)
     training.check(training, layout.ranks)
@@ -83,7 +83,7 @@ def of_command_line(training: Training, nodes: int) -> Layout:
 
 
 def layouts(
-    training: Training,
+    training: Planned,
     nodes: int,
     per_node: int,
     facts: ModelFacts,
@@ -176,7 +176,12 @@ def _parts(train: TrainConfig, degrees: dict[str, int], ranks: int) -> list[int]
 
 
 def _layout(
-    training: Training, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
+    training: Planned,
+    nodes: int,
+    per_node: int,
+    degrees: dict[str, int],
+    mode: str,
+    parts: int,
 ) -> Layout:
     sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "weights": None} | degrees
     fsdp = replace(training.parallel.fsdp, offload=bool(sizes.pop("offload", False)))
@@ -190,7 +195,7 @@ def _layout(
     return Layout(changed, nodes, _differences(training, changed))
 
 
-def _differences(training: Training, changed: Training) -> tuple[str, ...]:
+def _differences(training: Planned, changed: Planned) -> tuple[str, ...]:
     """Return the overrides that make the second training of the first."""
     names = (
         *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),

@@ -23,9 +23,9 @@ from hpctrain.base.units import GIB
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.printing import Columns, command_of, layout_of, print_rows, seconds
-from hpctrain.insight.plan.training import Training
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.sweep import Sweep
@@ -67,7 +67,7 @@ def measure(
     estimates: Sequence[Estimate],
     overrides: Sequence[str],
     output_dir: str,
-    whole: Callable[[Training], Config],
+    whole: Callable[[Planned], Config],
 ) -> list[Measured]:
     """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
@@ -150,7 +150,7 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
 
 
 def short_run(
-    estimate: Estimate, folder: Path, minutes: int, whole: Callable[[Training], Config]
+    estimate: Estimate, folder: Path, minutes: int, whole: Callable[[Planned], Config]
 ) -> Config:
     """Return the config of the training that measures a layout."""
     config, nothing = copy.deepcopy(whole(estimate.layout.training)), Config()

@@ -26,7 +26,7 @@ from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.training import Training
+from hpctrain.insight.plan.planned import Planned
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Memory:
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    training: Training,
+    training: Planned,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
@@ -78,7 +78,11 @@ def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
 
 
 def _whole(
-    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Training, accumulate: int
+    sizes: ModelSizes,
+    trained: ModelSizes,
+    degrees: Degrees,
+    training: Planned,
+    accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, count, learnt = training.parallel, sizes.count, trained.count
@@ -107,7 +111,11 @@ def _whole(
 
 
 def _divided(
-    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Training, accumulate: int
+    sizes: ModelSizes,
+    trained: ModelSizes,
+    degrees: Degrees,
+    training: Planned,
+    accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, offload = training.parallel, training.parallel.fsdp.offload

@@ -20,7 +20,7 @@ from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.estimates import time_limit
 from hpctrain.insight.estimates.cautions import cautions
-from hpctrain.insight.plan.training import Training
+from hpctrain.insight.plan.planned import Planned
 
 # What decides a plan.
 _SECTIONS = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
         per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(training_of(config), hardware, nodes, given.sample_shape, given.budget, layout),
+        *(planned_of(config), hardware, nodes, given.sample_shape, given.budget, layout),
         *(given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
@@ -99,9 +99,9 @@ def main(argv: list[str]) -> int:
     return exit_code
 
 
-def training_of(config: Config) -> Training:
+def planned_of(config: Config) -> Planned:
     """Return what a plan needs of a config."""
-    return Training(
+    return Planned(
         *(config.model, config.task, config.data, config.optimizer, config.precision),
         *(config.train, config.parallel, config.launch),
         counts_gpus=bool(config.launch.gpus_per_node or config.hardware.get("devices")),
@@ -109,7 +109,7 @@ def training_of(config: Config) -> Training:
     )
 
 
-def whole(config: Config, one: Training) -> Config:
+def whole(config: Config, one: Planned) -> Config:
     """Return a config with the sections of a layout."""
     changed = replace(config, precision=one.precision, train=one.train)
     return replace(changed, parallel=one.parallel, launch=one.launch)

@@ -24,10 +24,10 @@ from hpctrain.insight.plan.inspecting.model_facts import (
 )
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import stored_bytes
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
-from hpctrain.insight.plan.training import Training
 
 # A layout that was compared with nothing published is ranked as if its steps took so many times as
 # long: predictions of the largest class, dense bf16, are 11 % off in the median, a tenth over 22 %.
@@ -158,7 +158,7 @@ class Estimator:
         self.budget = Budget(None, "no budget")
 
     @classmethod
-    def of_training(cls, training: Training, task: Any, sample: Batch) -> Self:
+    def of_training(cls, training: Planned, task: Any, sample: Batch) -> Self:
         """Return that of its model; a ConfigError if the task or the sample do not fit."""
         blocks = training.parallel.blocks
         build = build_of(training.model, training.train.lora, training.optimizer, blocks)
@@ -171,7 +171,7 @@ class Estimator:
         measured = Measured(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
-    def least(self, training: Training, ranks: int) -> float:
+    def least(self, training: Planned, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored, facts = stored_bytes(training.precision), self.facts
         trained = stored * (1 + optimizer_states(training.optimizer)) * facts.trainable

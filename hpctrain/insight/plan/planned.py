@@ -15,8 +15,8 @@ from hpctrain.config.schema import (
 
 
 @dataclass(frozen=True)
-class Training:
-    """The sections that are estimated; a layout has other values in the last three."""
+class Planned:
+    """The sections of a training that decide a plan; a layout differs in the last three."""
 
     model: dict[str, Any]
     task: dict[str, Any]

@@ -160,8 +160,8 @@ class Session:
         """Return the batches of this rank in a split of `data.path`, on the device.
 
         Those of the training split follow each other without an end, in the order that the section
-        `data` says. Those of another split, or of a split of `data.val_sets`, are each sample once,
-        at every `for`. A batch is a dict of the fields and `mask`, which is false for rows that
+        `data` says. Those of another split (`val` is data.val_split), or of one of `data.val_sets`,
+        are each sample once, at every `for`. A batch is a dict of the fields and `mask`, which is false for rows that
         only fill it up.
         """
         config = self._place.config
@@ -173,13 +173,17 @@ class Session:
             self._data = DataBuilder(config.data, sizes, config.seed, mesh, cores)
         if split in ("train", config.data.train_split):
             return self._data.training()
-        feeds = dict(self._data.evaluations())
-        if split not in feeds:
-            raise ConfigError(
-                f"session.data({split!r}): there are 'train' and {', '.join(map(repr, feeds))} "
-                "(data.train_split, data.val_split, data.val_sets)"
-            )
-        made = Pass(feeds[split])
+        sets = config.data.other_sets
+        if split in ("val", config.data.val_split):
+            feed = self._data.evaluation()
+        elif split in sets:
+            path, own = sets[split]
+            feed = self._data.evaluation(own, path)
+        else:
+            feed = self._data.evaluation(split)
+        if feed is None:
+            raise ConfigError(f"session.data({split!r}): data.val_split is null, so there is none")
+        made = Pass(feed)
         self._closing.callback(made.close)
         return made
 

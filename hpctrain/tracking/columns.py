@@ -32,10 +32,10 @@ def read(
         if body["kind"] == "metrics":
             starts.append(record.start)
             rows.append(len(steps))
-            for key, value in body["metrics"].items():
-                steps.append(body["step"])
-                codes.append(numbers.setdefault(key, len(numbers)))
-                values.append(float(value))
+            found = body["metrics"]
+            steps.extend([body["step"]] * len(found))
+            codes.extend([numbers.setdefault(key, len(numbers)) for key in found])
+            values.extend(map(float, found.values()))
         elif body["kind"] == "superseded":
             first, end = bisect_left(starts, body["from"]), bisect_left(starts, body["to"])
             rows_to = rows[end] if end < len(rows) else len(steps)

@@ -22,9 +22,9 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
 from hpctrain.insight.doctor.checks import gpu_health, installed
+from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.measures import node_job
-from hpctrain.insight.doctor.probe import Expectation
 from hpctrain.insight.monitor.nvidia import Nvidia
 from hpctrain.insight.preflight import check_nodes, checked
 from hpctrain.runs.run_dir import RunDir
@@ -58,7 +58,7 @@ def checks(output: str, fault: str) -> dict[str, dict[str, str]]:
         ),
         planted(fault if rank == 1 else "", rank),
     ):
-        places = checked(Expectation.of(config(output)), node(rank), CPU, full=False)
+        places = checked(expected_of(config(output)), node(rank), CPU, full=False)
     return {
         host: {f.check: f.result for f in each if f.result in ("warn", "fail")}
         for host, each in places.items()
@@ -130,7 +130,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
     run.update(attempts=[])
     run.begin_attempt(job_id="7", first_step=0)
-    bad = preflight_module._remember(mine, ranks, {"node1": [differ]})
+    bad = preflight_module._remember(str(tmp_path), ranks, {"node1": [differ]})
     end = End(NODE, "NodeError: node1: same GPUs", hosts=tuple(bad), bad=True)
     verdict.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]

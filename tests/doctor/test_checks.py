@@ -18,8 +18,9 @@ import pytest
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor.checks import infiniband, installed, interfaces, limits
+from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding, good, worst
-from hpctrain.insight.doctor.probe import Expectation, probe
+from hpctrain.insight.doctor.probe import probe
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 
@@ -41,7 +42,7 @@ def bad(findings: list[Finding]) -> dict[str, str]:
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expected_of(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
@@ -70,7 +71,7 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
 
     def verdicts(ranks: RankInfo, gpus: list[str], backend: str = "auto") -> list[str]:
-        asked = Expectation.of(Config(output_dir=str(here)))
+        asked = expected_of(Config(output_dir=str(here)))
         asked = replace(asked, backend=backend)
         found = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml)).findings
         names = "locked memory (ulimit -l)", "InfiniBand library"

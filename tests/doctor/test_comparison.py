@@ -9,10 +9,10 @@ from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.command import settings
+from hpctrain.insight.doctor.command import expected_of, settings
 from hpctrain.insight.doctor.finding import Finding, good, worst
-from hpctrain.insight.doctor.measures import all_reduce, pairs
-from hpctrain.insight.doctor.probe import Expectation, Probe
+from hpctrain.insight.doctor.measures import speeds
+from hpctrain.insight.doctor.probe import Probe
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
@@ -82,7 +82,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
+    assert [expected_of(each).mixed for each in (plain, weighted, several)] == [
         False,
         True,
         True,
@@ -141,9 +141,9 @@ def test_a_busy_cpu_is_not_a_slow_one() -> None:
 
 def test_every_pair_of_nodes_meets_once() -> None:
     for count in (2, 3, 4, 5, 8):
-        played = [pair for one in pairs.rounds(count) for pair in one]
+        played = [pair for one in speeds.rounds(count) for pair in one]
         assert sorted(played) == [(a, b) for a in range(count) for b in range(a + 1, count)]
-        for one in pairs.rounds(count):
+        for one in speeds.rounds(count):
             players = [player for pair in one for player in pair]
             assert len(players) == len(set(players))
 
@@ -209,5 +209,5 @@ def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
 
 def test_the_formula_of_nccl_tests() -> None:
     """A sum over 8 ranks moves 7/4 of the bytes over each link."""
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0
+    assert speeds.bus_bandwidth(10**9, 0.01, 8) == 175.0
+    assert speeds.bus_bandwidth(10**9, 0.01, 2) == 100.0

@@ -23,10 +23,8 @@ def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def found(beyond: str, start: str) -> list[str]:
         monkeypatch.setattr(scheduler, "beyond_partition", lambda launch, partition: beyond)
-        monkeypatch.setattr(scheduler.sbatch, "expected_start", lambda script, config: start)
-        return [
-            each.result for each in (next(scheduler._partition(config)), scheduler._job(config))
-        ]
+        limit = next(scheduler._partition(config.launch, config.site))
+        return [each.result for each in (limit, scheduler._job(lambda: start))]
 
     assert found("", "to start at 2026-01-01T00:00:00 on nodes n1") == ["pass", "pass"]
     assert found("the partition allows 120 minutes", "not now, it will wait") == ["fail", "warn"]

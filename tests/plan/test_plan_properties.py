@@ -22,7 +22,7 @@ from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredAc
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.plan_command import main, planned_of
 from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, Regression
@@ -57,7 +57,7 @@ def layout(batch: int, ranks: int = 1, **keys: Any) -> Layout:
     for key, value in keys.items():
         section, name = key.rsplit("__", 1)
         setattr(attrgetter(section.replace("__", "."))(config), name, value)
-    return Layout(config, 1, ())
+    return Layout(planned_of(config), 1, ())
 
 
 def test_activations_grow_with_the_micro_batch_alone(estimator: Estimator) -> None:

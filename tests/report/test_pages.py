@@ -16,7 +16,7 @@ from hpctrain.insight.report.run_tree import sentence
 from hpctrain.insight.report.sweeps.parameters import SweptRuns
 from hpctrain.insight.report.sweeps.seeds import settings
 from hpctrain.insight.report.tree import Chart
-from hpctrain.insight.report.views import html_view, sweep_charts
+from hpctrain.insight.report.views import charts, html_view
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 
@@ -137,7 +137,7 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
     assert [each.values for each in found] == [{"optimizer.lr": rate}, {"optimizer.lr": "0.1"}]
     sweep = SweptRuns.of(accounts)
     assert sorted(sweep.keys) == ["optimizer.lr", "seed"]
-    axes = drawn(sweep_charts.sweep_chart(sweep))
+    axes = drawn(charts.sweep_chart(sweep))
     assert axes.get_ylabel() == "val/accuracy (higher is better)"
     assert axes.get_xlabel()
     page = html_view.page("6 runs", sweep_tree.tree(accounts, sweep, found, None, None))

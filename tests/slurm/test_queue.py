@@ -274,7 +274,7 @@ def test_the_road_of_a_site(
         sbatch="12",
     )
     config = Config(site=SiteConfig(partition=partition), launch=LaunchConfig(chain=chain))
-    findings = {each.check: each for each in checked(config)}
+    findings = {each.check: each for each in checked(config.launch, config.site, str)}
     found = findings["after a preemption"]
     assert found.found.startswith(road)
     assert found.verdict == ("warn" if road.startswith("by hand") else "pass")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
+
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.foreign import ForeignBatches, undivided
 from hpctrain.engine.distributed import objects
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class OwnFeed:
 
     def _warn(self, batch: Any) -> None:
         said = undivided(batch, objects.all_gather)
-        if said:
-            self.said = said
+        if said and dist.get_rank() == 0:
+            log.warning("session.steps: %s", said)
 
     def samples(self, step: Any = None) -> Sequence[tuple[str, int]]:
         """Return nothing: only the loop knows what its batches are."""

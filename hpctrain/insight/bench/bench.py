@@ -21,8 +21,11 @@ from hpctrain.config.advice import cures
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
+    from hpctrain.base.hardware import Hardware
     from hpctrain.config.schema import Config
-    from hpctrain.insight.bench.parts import PartFigures
+    from hpctrain.insight.bench.parts import Bench, PartFigures
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
@@ -92,7 +95,6 @@ def _measured(
     from hpctrain.base.hardware import of_device
     from hpctrain.cluster.ranks.variables import export
     from hpctrain.engine.distributed.group import process_group
-    from hpctrain.insight.bench.parts import Bench
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)
@@ -104,20 +106,37 @@ def _measured(
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
-            bench = Bench(
-                config,
-                ranks,
-                device,
-                folder,
-                steps,
-                of_device(title) if on_gpu else None,
-            )
-            found = bench.measured(parts)
+            hardware = of_device(title) if on_gpu else None
+            found = bench_of(config, ranks, device, folder, steps, hardware).measured(parts)
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
     setup = {"device": title, "ranks": ranks.world_size, "nodes": ranks.num_nodes}
     return found, setup | {"torch": str(torch.__version__)}
+
+
+def bench_of(
+    config: Config,
+    ranks: RankInfo,
+    device: torch.device,
+    folder: Path,
+    steps: int,
+    hardware: Hardware | None = None,
+) -> Bench:
+    """Return the benchmark of a config; building a training may write into the folder."""
+    from hpctrain.engine.building.build import build
+    from hpctrain.engine.parts.account import Account
+    from hpctrain.engine.steps.place import Place
+    from hpctrain.insight.bench.parts import Bench
+    from hpctrain.runs.run_dir import RunDir
+    from hpctrain.tracking.tracker import NullTracker
+
+    run, account = RunDir(folder), Account(0.0, ranks.world_size)
+    return Bench(
+        lambda stop: build(Place(config, run, ranks, device, NullTracker(), stop, account)),
+        *(config.model, config.data, config.precision, config.train.global_batch_size),
+        *(ranks, device, steps, hardware),
+    )
 
 
 def _folder(config: Config, ranks: RankInfo) -> Path:

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from msgspec import json
 
-from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.disk import text_of, write_atomically
 from hpctrain.base.files.record import Count, Record
 from hpctrain.base.names.run_record import Progress
 from hpctrain.base.processes import child
@@ -132,11 +133,9 @@ class _Monitor:
 
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
-        named: list[str] = []
-        for rank in range(self._given.ranks):
-            with suppress(OSError):  # without a GPU there is no file
-                named += gpu_file(self._run, self._node, rank).read_text().split()
-        uuids = list(dict.fromkeys(named))
+        ranks = range(self._given.ranks)  # one without a GPU has no file
+        named = (text_of(gpu_file(self._run, self._node, each)).split() for each in ranks)
+        uuids = list(dict.fromkeys(chain.from_iterable(named)))
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)

@@ -62,9 +62,9 @@ def _report(paths: Sequence[Path], options: argparse.Namespace) -> tuple[str, li
 def _one(account: RunAccount, options: argparse.Namespace) -> list[Section]:
     if not options.html:
         return run_tree.tree(account)
-    from hpctrain.insight.report.views import run_charts  # matplotlib takes a second to import
+    from hpctrain.insight.report.views import charts  # matplotlib takes a second to import
 
-    return run_tree.tree(account, run_charts.run_charts(account))
+    return run_tree.tree(account, charts.run_charts(account))
 
 
 def _several(
@@ -81,13 +81,13 @@ def _several(
     metrics = options.metric or [sweep.metric]
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
     series = scaling.Scaling.of(accounts)
-    charts = []
+    drawn = []
     if options.html:
-        from hpctrain.insight.report.views import sweep_charts
+        from hpctrain.insight.report.views import charts
 
-        charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
-        charts += [sweep_charts.sweep_chart(sweep)] if sweep.finished else []
-    return sweep_tree.tree(accounts, sweep, found, series, search, charts)
+        drawn += [charts.scaling_chart(series)] if series and series.points else []
+        drawn += [charts.sweep_chart(sweep)] if sweep.finished else []
+    return sweep_tree.tree(accounts, sweep, found, series, search, drawn)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

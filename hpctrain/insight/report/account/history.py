@@ -78,7 +78,8 @@ class History:
         history, path = cls(), journal_path(run_dir)
         steps, keys, values = columns.read(path, history._add)
         for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
-            series = history.metrics.setdefault(key, Series())
+            if (series := history.metrics.get(key)) is None:
+                series = history.metrics[key] = Series()
             series.steps.append(step)
             series.values.append(value)
         with suppress(OSError):

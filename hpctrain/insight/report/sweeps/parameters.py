@@ -31,10 +31,11 @@ class SweptRuns:
         """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
-        good = [account for account in accounts if account.has_result(metric)]
+        good, bad = list[RunAccount](), list[RunAccount]()
+        for account in accounts:
+            (good if account.has_result(metric) else bad).append(account)
         sign = 1 if lower_is_better(metric) else -1
         good.sort(key=lambda account: sign * account.final(metric))
-        bad = [account for account in accounts if account not in good]
         found: dict[str, set[str]] = defaultdict(set)
         for account in accounts:
             for key, value in account.swept.items():

@@ -90,7 +90,8 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
 
 
 def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> SeedGroup:
-    done = [each for each in group if all(each.has_result(metric) for metric in metrics)]
-    missing = {account.name: cause(account) for account in group if account not in done}
+    lacking = {each.facts.path for each in group if not all(map(each.has_result, metrics))}
+    done = [each for each in group if each.facts.path not in lacking]
+    missing = {each.name: cause(each) for each in group if each.facts.path in lacking}
     estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
     return SeedGroup(values, done, missing, estimates)

@@ -323,8 +323,8 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.cluster.ranks.ranks import RankInfo
 from tests.checkpoint.test_background_saves import batch, checkpointer, make, process_of
 
 with process_group(RankInfo("single"), ParallelConfig(device="cpu")):

@@ -10,13 +10,13 @@ from torch import distributed
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.engine.building.parts import training_of
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
+from tests.steps import step_of
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
@@ -44,7 +44,7 @@ def ours(
     how = training_of(config, mesh, loss_parallel)
     made = parallelize(build, config.parallel, mesh, precision, how)
     adam = torch.optim.AdamW(made.parameters)
-    return TrainStep(made, LanguageModel(), adam, clip_norm=1.0, stop=Stop())
+    return step_of(made, LanguageModel(), adam, clip_norm=1.0)
 
 
 def updates(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:

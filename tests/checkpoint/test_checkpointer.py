@@ -35,9 +35,8 @@ from hpctrain.engine.checkpoint.finite_values import FiniteValues
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
 from hpctrain.engine.checkpoint.saving.part import Job
 from hpctrain.engine.checkpoint.starting_point import load_weights
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints import manifest
@@ -176,7 +175,7 @@ class Masked(nn.Module):
 def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Path) -> None:
     model = alone(Masked())
     optimizer = torch.optim.SGD(model.parameters)
-    step = TrainStep(model, Classification(), optimizer, clip_norm=None, stop=Stop())
+    step = step_of(model, Classification(), optimizer, clip_norm=None)
     saved = checkpointer(tmp_path, step)
     step(batch(16), 1e-2)
     assert saved.save(1, {})

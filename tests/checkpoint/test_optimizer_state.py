@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.starting_point import load_weights
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError
 from tests.parallel.parity import Cell, build, whole
 from tests.parallel.parity import checkpointer as checkpointer_of

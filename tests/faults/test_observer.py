@@ -45,8 +45,8 @@ import ctypes, os, signal, sys, time
 from pathlib import Path
 from hpctrain import marks
 from hpctrain.config.schema import HangConfig
-from hpctrain.faults.observed import observed
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.faults.observed import observed
+from hpctrain.cluster.ranks.ranks import RankInfo
 
 HOW = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),

@@ -17,8 +17,6 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.parts import training_of
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
@@ -30,6 +28,7 @@ from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from tests.parallel.live import Live
+from tests.steps import step_of
 
 CPU = torch.device("cpu")
 
@@ -154,7 +153,7 @@ def measured(case: Case) -> int:
         )
         optimizer = torch.optim.AdamW(parallel.parameters)
         part = on_part(task, mesh.sequence_part)
-        step = TrainStep(parallel, part, optimizer, clip_norm=1.0, stop=Stop())
+        step = step_of(parallel, part, optimizer, clip_norm=1.0)
         step(batch, 0.1)
         live.restart()
         step(batch, 0.1)

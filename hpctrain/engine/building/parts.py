@@ -13,7 +13,7 @@ from functools import cached_property, partial
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -35,7 +35,8 @@ class Parts:
         degrees = Degrees.of(config.parallel, ranks.world_size)
         self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
         self.precision = Precision(config.precision, device)
-        self.data = DataBuilder(config, ranks, self.mesh, device)
+        sizes, cores = ramp_of(config.train), config.launch.cpus_per_task
+        self.data = DataBuilder(config.data, sizes, config.seed, self.mesh, cores)
         self.build: Build = partial(instantiate, "model", config.model)
 
     @cached_property

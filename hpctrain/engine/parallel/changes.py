@@ -18,16 +18,15 @@ from hpctrain.engine.layers.quantized import release
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.engine.parallel.dividing.expert_parallel import divide_experts
-from hpctrain.engine.parallel.dividing.stages import block_counts, cut, numbers_of, present
+from hpctrain.engine.parallel.dividing.stages import block_counts, cut, present
 from hpctrain.engine.parallel.dividing.tensor import divide_layers, sequence_is_divided
 from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Values, place
-from hpctrain.engine.parallel.recipe import Recipe
 from hpctrain.engine.parallel.reducing.expert_loads import Loads, compute_eagerly
+from hpctrain.engine.parallel.setup import Setup, Stage
 from hpctrain.engine.parallel.wrappers.fsdp import shard
-from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.errors import ConfigError
 
@@ -35,21 +34,21 @@ log = logging.getLogger(__name__)
 
 
 def change(
-    recipe: Recipe, model: nn.Module, number: int, values: Values, storage: torch.device
+    setup: Setup, model: nn.Module, number: int, values: Values, storage: torch.device
 ) -> list[int]:
     """Make the stage `number` of a whole model, in place, whose initial values come from `values`.
 
     Its parameters are kept on `storage`. Returns the numbers of blocks of all stages; none without
     a pipeline. All ranks call this together.
     """
-    parallel, train, mesh = recipe.parallel, recipe.train, recipe.mesh
+    parallel, train, mesh = setup.parallel, setup.train, setup.mesh
     degrees = mesh.degrees
     plan, names, counts = Plan(), list[str](), list[int]()
     if degrees.ranks > degrees.dp or parallel.ep > 1:
         plan = find_plan(model, parallel, degrees)
-    if not recipe.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
-        names = _blocks(recipe, model)
-    layers = float8_layers(model, parallel.blocks) if recipe.precision.compute == "fp8" else []
+    if not setup.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
+        names = _blocks(setup, model)
+    layers = float8_layers(model, parallel.blocks) if setup.precision.compute == "fp8" else []
     if degrees.pp > 1:
         counts = block_counts(model, plan, parallel, degrees.pp)
         cut(model, plan, counts, number)
@@ -60,8 +59,8 @@ def change(
         release(model, storage)
     place(model, values, storage, mesh.stage_group)
     if degrees.tp > 1:
-        _check_compile(recipe)
-        divide_layers(model, plan, mesh, parallel, loss_parallel=recipe.divided_loss)
+        _check_compile(setup)
+        divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)
     if mesh.sequence_part is not None:
         model.context = mesh.sequence_part  # type: ignore[assignment]
     experts = divide_experts(model, plan, mesh, parallel.ep)
@@ -75,53 +74,51 @@ def change(
         compute_eagerly(model)
         for module in [model] if train.compile == "model" else blocks:
             module.compile()
-    if not recipe.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
+    if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         compiled = train.compile != "off"
-        shard(model, blocks, mesh, recipe.precision, parallel, experts, compiled=compiled)
+        shard(model, blocks, mesh, setup.precision, parallel, experts, compiled=compiled)
     return counts
 
 
-def pipeline(recipe: Recipe) -> ParallelModel:
+def pipeline(setup: Setup, stages: list[Stage]) -> PipelineModel:
     """Return the stages of this rank with their schedule."""
-    schedule, mesh, pp = recipe.parallel.pipeline.schedule, recipe.mesh, recipe.mesh.degrees.pp
-    numbers = numbers_of(schedule, pp, mesh.pp_rank)
-    stages = [recipe.stage(number, first=i == 0) for i, number in enumerate(numbers)]
+    schedule, mesh, pp = setup.parallel.pipeline.schedule, setup.mesh, setup.mesh.degrees.pp
     first = stages[0]
     if dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
-            *(schedule, " + ".join(map(str, first.counts)), recipe.accumulate),
-            100 * bubble(schedule, pp, recipe.accumulate),
+            *(schedule, " + ".join(map(str, first.counts)), setup.accumulate),
+            100 * bubble(schedule, pp, setup.accumulate),
         )
     made = PipelineModel(
         [stage.module for stage in stages],
-        *(mesh, recipe.precision, recipe.accumulate),
+        *(mesh, setup.precision, setup.accumulate),
         schedule=schedule,
         inputs=first.inputs,
-        seed=recipe.training.seed,
-        divided_loss=recipe.divided_loss,
+        seed=setup.training.seed,
+        divided_loss=setup.divided_loss,
     )
     made.loads = Loads(made.module, first.loads)
-    return first.known(made)
+    return made
 
 
-def _blocks(recipe: Recipe, model: nn.Module) -> list[str]:
+def _blocks(setup: Setup, model: nn.Module) -> list[str]:
     """Return the names of the blocks of a whole model."""
     try:
-        return [name for name, _ in find_blocks(model, recipe.parallel.blocks)]
+        return [name for name, _ in find_blocks(model, setup.parallel.blocks)]
     except ConfigError as error:
-        if recipe.training.ours:
+        if setup.training.ours:
             raise
         if dist.get_rank() == 0:
             log.info("its parameters are gathered all together: %s", error)
     return []
 
 
-def _check_compile(recipe: Recipe) -> None:
+def _check_compile(setup: Setup) -> None:
     """Refuse a compiler that cannot have tensor parallel."""
-    compile = recipe.train.compile
-    if recipe.precision.device.type == "cpu" and compile != "off":
+    compile = setup.train.compile
+    if setup.precision.device.type == "cpu" and compile != "off":
         raise ConfigError(
-            f"train.compile={compile} with parallel.tp={recipe.parallel.tp} on CPUs: "
+            f"train.compile={compile} with parallel.tp={setup.parallel.tp} on CPUs: "
             "torch fails; use train.compile=off"
         )

@@ -34,6 +34,7 @@ from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
 from tests.steps import alone, batch, here, make, trainer_of, weights
+from tests.steps import step_of as training_step
 from tests.training.test_late_numbers import ROWS, Late, Squares, numbers
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "writers_that_start_soon")
@@ -395,7 +396,7 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     model = alone(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, 0, 17 if end == "rollback" else None)  # the first sample of step 5
-    step = step_of(model, task, optimizer, health=health, asking=[stop])
+    step = training_step(model, task, optimizer, health=health, asking=[stop])
     hook = Watching(stop if end == "stop" else None)
     every = Every(log=1, checkpoint=2)
     folder = tmp_path / "checkpoints"

@@ -44,6 +44,7 @@ from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage, di
 from hpctrain.tasks import Classification
 from tests.ranks import run_ranks
 from tests.steps import alone, batch, here, make, stack_of_one_device, weights
+from tests.steps import step_of as training_step
 
 Patch = pytest.MonkeyPatch
 pytestmark = pytest.mark.usefixtures("group_of_one")
@@ -175,7 +176,7 @@ class Masked(nn.Module):
 def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Path) -> None:
     model = alone(Masked())
     optimizer = torch.optim.SGD(model.parameters)
-    step = step_of(model, Classification(), optimizer, clip_norm=None)
+    step = training_step(model, Classification(), optimizer, clip_norm=None)
     saved = checkpointer(tmp_path, step)
     step(batch(16), 1e-2)
     assert saved.save(1, {})

@@ -47,6 +47,7 @@ from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
 from hpctrain.engine.faults.observed import observed
+from hpctrain.cluster.ranks.ranks import RankInfo
 
 HOW = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),

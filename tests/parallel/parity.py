@@ -452,7 +452,7 @@ def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
 def checkpointer(training: Training, folder: Path, base: str = "") -> Checkpointer:
     """Return the checkpointer of a training; `base` is the digest of the weights of adapters."""
     step = training.step
-    average = step.average.tensors
+    average = training.average.tensors
     return Checkpointer(
         folder, 2, here(), training.model, step.optimizer, average=average, base=base
     )

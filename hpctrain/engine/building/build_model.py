@@ -44,9 +44,12 @@ def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelMo
 
     All ranks call this together. Rank 0 says in the log what keeps its initial values.
     """
+    if config.checkpoint.init_from is not None:
+        _load_initial(config, run, ranks, model)
+
+
+def _load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
     checkpoint = config.checkpoint
-    if checkpoint.init_from is None:
-        return
     resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
     adapted = adapted_base(config)
     if resumes and not adapted:

@@ -41,10 +41,14 @@ def check_optimizer(target: str, optimizer: torch.optim.Optimizer, model: Parall
                 "checkpoint has: it must keep in its own state[parameter] and param_groups what a "
                 "resumed run needs"
             )
+    if layout := [f"{name}={size}" for name, size in model.layout.items() if name in _DIVIDED]:
+        _check_elementwise(key, kind, layout)
+
+
+def _check_elementwise(key: str, kind: type, layout: list[str]) -> None:
     package = kind.__module__.partition(".")[0]
     known = kind.__name__ in _ELEMENTWISE.get(package, ()) or getattr(kind, "elementwise", False)
-    layout = [f"{name}={size}" for name, size in model.layout.items() if name in _DIVIDED]
-    if layout and not known:
+    if not known:
         named = ", ".join(n for names in _ELEMENTWISE.values() for n in sorted(names))
         raise ConfigError(
             f"{key}: ranks divide the model ({', '.join(layout)}), and it is not known whether "

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from hpctrain.base import hardware
 from hpctrain.base.hardware import Hardware
@@ -27,7 +26,6 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
 from hpctrain.engine.layers.experts import used_evenly
 from hpctrain.engine.parallel.precision import wide_batch
-from hpctrain.engine.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.engine.parallel.preparing.initial import Build, skeleton, without_memory
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.parts.utilisation import Utilisation
@@ -88,6 +86,10 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
 
 
 def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    from hpctrain.engine.parallel.preparing.identical_blocks import measured_by_block
+
     rows = len(batch["mask"])
 
     def measure() -> tuple[int, int]:

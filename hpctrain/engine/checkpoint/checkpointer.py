@@ -199,8 +199,9 @@ class Checkpointer:
         other weights, it is a StorageError.
         """
         path = self._newest()
-        if path is None:
-            return None
+        return None if path is None else self._load(path)
+
+    def _load(self, path: Path) -> Progress:
         found = Manifest.read(path)
         content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
         replicas = self._spread.mesh.replicas if self._spread is not None else ()

@@ -140,43 +140,58 @@ def agree(
             together; the text names the ranks and their nodes.
         DistributedError: Some ranks do not come.
     """
-    host, given = socket.gethostname(), 0 if setting == "cpu" else gpus_given(gpus_per_node)
-    try:
-        chosen = kind(setting, gpus_per_node)
-        if ranks.is_main and setting != "cpu" and (found := unused_gpu()):
-            log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
-        # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
-        mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
-        seen = Seen(host, visible(chosen), mig=mig, given=given)
-    except ConfigError as error:
-        seen = Seen(host, [], str(error), given=given)
-    except (RuntimeError, AssertionError) as error:  # CUDA counts a GPU that does not answer
-        problem = f"CUDA cannot use the GPUs here, on {host} ({one_line(str(error))})"
-        seen = Seen(host, [], problem, given=given)
-    store.set(_key(ranks.rank), json.dumps(asdict(seen)))
-    if ranks.is_main:
-        store.set("devices/answer", json.dumps(asdict(_compare(store, ranks, share))))
-    answer = _Answer(**json.loads(store.get("devices/answer")))
+    seen = _look(setting, gpus_per_node, says=ranks.is_main)
+    answer = _Answer([0], seen.problem)
+    if ranks.world_size > 1:
+        answer = _answered(store, ranks, seen, share)
     if answer.problem:
-        told = store.add("devices/told", 1)
-        end = time.monotonic() + _TELLING_S
-        while ranks.is_main and told < ranks.world_size and time.monotonic() < end:
-            time.sleep(0.05)
-            told = store.add("devices/told", 0)
-        if answer.late:
-            raise DistributedError(answer.problem)
-        if answer.short and not ranks.is_main:
-            # The end of this rank ends rank 0, too, which may have to requeue the job before.
-            with suppress(RuntimeError):
-                store.wait(["devices/end"], timedelta(seconds=_TELLING_S))
         no_gpu = NoGpuError(seen.problem or answer.problem)
-        no_gpu.hosts = answer.short
+        no_gpu.hosts = answer.short if ranks.world_size > 1 else _short([seen])
         raise no_gpu
     if not seen.gpus:
         return torch.device("cpu")
     device = torch.device("cuda", answer.indices[ranks.rank])
     torch.cuda.set_device(device)
     return device
+
+
+def _look(setting: str, gpus_per_node: int, *, says: bool) -> Seen:
+    """Return what this rank sees, and with `says` log why it uses no GPU."""
+    host, given = socket.gethostname(), 0 if setting == "cpu" else gpus_given(gpus_per_node)
+    try:
+        chosen = kind(setting, gpus_per_node)
+        if says and setting != "cpu" and (found := unused_gpu()):
+            log.warning("the CPU trains: %s; parallel.device=cpu says that it shall", found)
+        # The name of a slice is such as NVIDIA A100-SXM4-40GB MIG 1g.5gb.
+        mig = chosen == "cuda" and " MIG " in torch.cuda.get_device_name(0)
+        return Seen(host, visible(chosen), mig=mig, given=given)
+    except ConfigError as error:
+        return Seen(host, [], str(error), given=given)
+    except (RuntimeError, AssertionError) as error:  # CUDA counts a GPU that does not answer
+        problem = f"CUDA cannot use the GPUs here, on {host} ({one_line(str(error))})"
+        return Seen(host, [], problem, given=given)
+
+
+def _answered(store: dist.Store, ranks: RankInfo, seen: Seen, share: bool) -> _Answer:
+    """Return what rank 0 says to what all ranks have seen."""
+    store.set(_key(ranks.rank), json.dumps(asdict(seen)))
+    if ranks.is_main:
+        store.set("devices/answer", json.dumps(asdict(_compare(store, ranks, share))))
+    answer = _Answer(**json.loads(store.get("devices/answer")))
+    if not answer.problem:
+        return answer
+    told = store.add("devices/told", 1)
+    end = time.monotonic() + _TELLING_S
+    while ranks.is_main and told < ranks.world_size and time.monotonic() < end:
+        time.sleep(0.05)
+        told = store.add("devices/told", 0)
+    if answer.late:
+        raise DistributedError(answer.problem)
+    if answer.short and not ranks.is_main:
+        # The end of this rank ends rank 0, too, which may have to requeue the job before.
+        with suppress(RuntimeError):
+            store.wait(["devices/end"], timedelta(seconds=_TELLING_S))
+    return answer
 
 
 def assign(seen: Sequence[Seen], *, share: bool = False) -> list[int]:

@@ -58,10 +58,10 @@ def process_group(
     timeout = timedelta(seconds=config.timeout_s)
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
-    key = _secret(ranks, folder, config.timeout_s)
+    key = _secret(ranks, folder, config.timeout_s) if ranks.world_size > 1 else None
     began = time.monotonic()
     try:
-        store = _store(ranks, timeout, key)
+        store = dist.HashStore() if key is None else _store(ranks, timeout, key)
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
         if launch.gpus_per_run is not None and device.type == "cuda":
@@ -115,9 +115,7 @@ def _after_failure(ranks: RankInfo) -> None:
         dist.destroy_process_group()
 
 
-def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes | None:
-    if ranks.world_size == 1:
-        return None
+def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes:
     if folder is None:
         raise ValueError("a process group of several ranks needs the folder with its secret")
     return run_secret.make(folder) if ranks.is_main else run_secret.wait_for(folder, timeout_s)
@@ -137,9 +135,7 @@ def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
         yield
 
 
-def _store(ranks: RankInfo, timeout: timedelta, key: bytes | None) -> dist.Store:
-    if key is None:
-        return dist.HashStore()
+def _store(ranks: RankInfo, timeout: timedelta, key: bytes) -> dist.Store:
     # Under torchrun, the agent of node 0 already serves a store at this address.
     agent = ranks.launcher == "torchrun" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE")
     serves = ranks.is_main and agent != "True"

@@ -76,13 +76,13 @@ def long_work(what: str, *, known: bool = False) -> Iterator[None]:
     phase takes, the limit of the phase holds.
     """
     with nullcontext() if known else marks.in_long_work():
-        yield from _together(what)
+        if _groups and _groups[-1].world_size > 1:
+            yield from _together(what)
+        else:
+            yield
 
 
 def _together(what: str) -> Iterator[None]:
-    if not _groups or _groups[-1].world_size == 1:
-        yield
-        return
     meeting = _Meeting(_groups[-1], what)
     with meeting.heartbeat():
         try:

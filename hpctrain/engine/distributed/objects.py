@@ -17,7 +17,13 @@ def broadcast(value: Any, src: int = 0, group: dist.ProcessGroup | None = None) 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Return the values of all ranks of the group, by rank; tuples become lists, as in JSON."""
-    content = torch.frombuffer(bytearray(json.dumps(value), "utf-8"), dtype=torch.uint8)
+    text = json.dumps(value)
+    texts = [text] if dist.get_world_size(group) == 1 else _all_texts(text, group)
+    return [json.loads(each) for each in texts]
+
+
+def _all_texts(text: str, group: dist.ProcessGroup | None) -> list[bytes]:
+    content = torch.frombuffer(bytearray(text, "utf-8"), dtype=torch.uint8)
     content = content.to(device_of(group))
     sizes = [content.new_empty(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
     dist.all_gather(sizes, torch.tensor([len(content)], device=content.device), group=group)
@@ -25,8 +31,7 @@ def all_gather(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     padded = torch.nn.functional.pad(content, (0, longest - len(content)))
     found = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(found, padded, group=group)
-    texts = (each[: int(n)].cpu().numpy().tobytes() for each, n in zip(found, sizes, strict=True))
-    return [json.loads(text) for text in texts]
+    return [each[: int(n)].cpu().numpy().tobytes() for each, n in zip(found, sizes, strict=True)]
 
 
 def device_of(group: dist.ProcessGroup | None = None) -> torch.device:

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterable
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
@@ -21,7 +22,6 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.looking.held_values import HeldValues, is_foreign
 from hpctrain.engine.looking.rows import check_buffers, check_mask
 from hpctrain.engine.looking.trial import TrialPasses
-from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel, in_plain_classes
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
@@ -81,8 +81,10 @@ class FirstLook(Part):
 
     def _check_wrapped(self, trial: TrialPasses) -> None:
         """Refuse a model that looks at what FSDP2 has left on it, and computes something else."""
-        if not isinstance(self._model, FSDPModel):
+        if not isinstance(self._model.module, FSDPModule):
             return
+        from hpctrain.engine.parallel.wrappers.fsdp import in_plain_classes
+
         divided = trial(train=True)
         with in_plain_classes(self._model.module):
             plain = trial(train=True)

@@ -8,13 +8,16 @@ that differ only in pp, cp or tp read the same samples.
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.engine.parallel.context import SequencePart
+
+if TYPE_CHECKING:
+    from hpctrain.engine.parallel.context import SequencePart
 
 
 class Mesh:
@@ -108,10 +111,13 @@ class Mesh:
         return mesh["ep"], mesh[self._data]
 
     @cached_property
-    def sequence_part(self) -> SequencePart | None:
+    def sequence_part(self) -> "SequencePart | None":
         """This rank's part of each sequence; None if cp is 1."""
-        cp = self.degrees.cp
-        return SequencePart(self.cp_rank, cp, self.cp_group) if cp > 1 else None
+        if (cp := self.degrees.cp) == 1:
+            return None
+        from hpctrain.engine.parallel.context import SequencePart
+
+        return SequencePart(self.cp_rank, cp, self.cp_group)
 
     @cached_property
     def stage_group(self) -> dist.ProcessGroup | None:

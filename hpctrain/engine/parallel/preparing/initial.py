@@ -16,7 +16,7 @@ each rank its part.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ import xxhash
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
 
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.distributed.tensors import local, own_region
@@ -37,6 +38,10 @@ from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
+_Holder = tuple[
+    str, nn.Module, list[str]
+]  # a module with its name, and the keys of its own tensors
+_Value = tuple[str, torch.Tensor]
 Values = Literal["by modules", "from rank 0", "built"]
 """Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
 
@@ -110,7 +115,8 @@ def fill(
         fill_modules(model, build, seed, device, storage, group)
     elif values == "from rank 0":
         _fill_from_rank_0(model, build, seed, device, storage)
-    _to_device(model, device)
+    if storage != device:
+        _to_device(model, device)
 
 
 def fill_modules(
@@ -138,9 +144,35 @@ def fill_modules(
     for name, module in original.named_modules():
         if keys := [key for key in _own(module) if path_of(name, key) in targets]:
             holders.append((name, module, keys))
-    rank, ranks = 0, 1
-    if dist.is_initialized():
-        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    alone = not dist.is_initialized() or dist.get_world_size(group) == 1
+    every = (
+        _drawn(original, holders, seed) if alone else _sent(original, holders, seed, device, group)
+    )
+    for name, whole in every:
+        target = targets[name]
+        part = whole[own_region(target)] if isinstance(target, DTensor) else whole
+        with torch.no_grad():
+            local(target).copy_(part)
+    seed_generators(seed)  # the ranks have drawn other modules
+
+
+def _drawn(original: Any, holders: Sequence[_Holder], seed: int) -> Iterator[_Value]:
+    """Yield the initial values, drawn by this process alone."""
+    for name, module, keys in holders:
+        drawn = _draw(original, name, module, seed)
+        for key in keys:
+            yield path_of(name, key), drawn[key]
+
+
+def _sent(
+    original: Any,
+    holders: Sequence[_Holder],
+    seed: int,
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> Iterator[_Value]:
+    """Yield the initial values, of which each rank of the group draws some and sends them."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for begin in range(0, len(holders), ranks):
         turn = holders[begin : begin + ranks]
         drawn, error = {}, None
@@ -149,11 +181,9 @@ def fill_modules(
                 drawn = _draw(original, *turn[rank][:2], seed)
             except Exception as raised:  # the other ranks must not wait for this one
                 error = raised
-        failed = rank if error is not None else ranks
-        if ranks > 1:
-            first = torch.tensor(failed, device=device)
-            dist.all_reduce(first, dist.ReduceOp.MIN, group)
-            failed = int(first)
+        first = torch.tensor(rank if error is not None else ranks, device=device)
+        dist.all_reduce(first, dist.ReduceOp.MIN, group)
+        failed = int(first)
         if error is not None:
             raise error
         if failed < ranks:
@@ -161,17 +191,13 @@ def fill_modules(
             raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
         for source, (name, module, keys) in enumerate(turn):
             for key in keys:
-                like, target = _own(module)[key], targets[path_of(name, key)]
+                like = _own(module)[key]
                 if source == rank:
-                    whole = drawn[key]
+                    whole = drawn[key].to(device)
                 else:
                     whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
-                if ranks > 1:
-                    whole = whole.to(device)
-                    _broadcast(whole, source, group)
-                with torch.no_grad():
-                    local(target).copy_(whole[own_region(target)])
-    seed_generators(seed)  # the ranks have drawn other modules
+                _broadcast(whole, source, group)
+                yield path_of(name, key), whole
 
 
 def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
@@ -234,8 +260,16 @@ def _fill_from_rank_0(
         buffer.copy_(value)
 
 
-def share(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Give all ranks the parameters and buffers of the group's first one, in place."""
+def place(
+    model: nn.Module, values: Values, storage: torch.device, group: dist.ProcessGroup | None
+) -> None:
+    """Bring a model that every rank has built to its device, with the group's first one's values.
+
+    The ranks may have drawn others. A model of another kind of `values` gets them by `fill`.
+    """
+    if values != "built":
+        return
+    model.to(storage)
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     with torch.no_grad():

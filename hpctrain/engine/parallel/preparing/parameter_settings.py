@@ -45,8 +45,6 @@ class Setting:
 
 def _settings(model: nn.Module, config: OptimizerConfig, blocks: list[str]) -> dict[str, Setting]:
     """Return the setting of each parameter by name; shared ones have several names."""
-    if not config.groups and config.layer_decay is None:
-        return {}
     shared = dict(ties(model))
     every = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     for i, rule in enumerate(config.groups):
@@ -79,7 +77,9 @@ def freeze(
 
     A whole model of which nothing is trained is a ConfigError.
     """
-    chosen = _settings(model, optimizer, blocks)
+    chosen: dict[str, Setting] = {}
+    if optimizer.groups or optimizer.layer_decay is not None:
+        chosen = _settings(model, optimizer, blocks)
     if lora.patterns:
         freeze_base(model, lora.also)
     for name, parameter in model.named_parameters():

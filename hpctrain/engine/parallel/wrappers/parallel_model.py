@@ -7,29 +7,30 @@ The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipe
 others, which change how gradients are reduced.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
-from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
 from hpctrain.engine.parallel.preparing.parameter_settings import Setting
 from hpctrain.engine.parallel.reducing.expert_loads import Loads
 from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
-from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.tasks.task import Task, checked
 from hpctrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hpctrain.engine.parallel.reducing.unused import Unused
 
 
 class ParallelModel:
@@ -67,7 +68,11 @@ class ParallelModel:
         self.summary: ModelSummary | None = None
         self.loads = Loads(module)
         self.unused: Unused | None = None
-        self._loss = loss_parallel if divided_loss else nullcontext
+        self._loss: Callable[[], AbstractContextManager[object]] = nullcontext
+        if divided_loss:
+            from torch.distributed.tensor.parallel import loss_parallel
+
+            self._loss = loss_parallel
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
@@ -88,6 +93,8 @@ class ParallelModel:
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
             parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
+            from hpctrain.engine.parallel.dividing.tensor import whole_gradients
+
             whole_gradients(self.parameters)
         return list(sums), self._counted(added(parts))
 
@@ -201,6 +208,10 @@ def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
         # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
         norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
         return norm
+    return _norm_of_parts(gradients, mesh)
+
+
+def _norm_of_parts(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
     # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:

@@ -1,0 +1,124 @@
+"""What a layout, float8, checkpointing and the compiler change in a model, or in a stage of it.
+
+    plan ── cut ── tp ── cp ── ep ── float8 ── checkpointing ── compile ── shard
+
+The order matters: what is compiled contains the checkpointing, and what is sharded is compiled. A
+model that each rank has whole, and that is trained as it is written, does not come here.
+"""
+
+import logging
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.engine.layers.plan import Plan
+from hpctrain.engine.layers.quantized import release
+from hpctrain.engine.parallel import second_gradients
+from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
+from hpctrain.engine.parallel.dividing.expert_parallel import divide_experts
+from hpctrain.engine.parallel.dividing.stages import block_counts, cut, present
+from hpctrain.engine.parallel.dividing.tensor import divide_layers, sequence_is_divided
+from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
+from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
+from hpctrain.engine.parallel.preparing.blocks import find_blocks
+from hpctrain.engine.parallel.preparing.initial import Values, place
+from hpctrain.engine.parallel.reducing.expert_loads import Loads, compute_eagerly
+from hpctrain.engine.parallel.setup import Setup, Stage
+from hpctrain.engine.parallel.wrappers.fsdp import shard
+from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
+from hpctrain.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+
+def change(
+    setup: Setup, model: nn.Module, number: int, values: Values, storage: torch.device
+) -> list[int]:
+    """Make the stage `number` of a whole model, in place, whose initial values come from `values`.
+
+    Its parameters are kept on `storage`. Returns the numbers of blocks of all stages; none without
+    a pipeline. All ranks call this together.
+    """
+    parallel, train, mesh = setup.parallel, setup.train, setup.mesh
+    degrees = mesh.degrees
+    plan, names, counts = Plan(), list[str](), list[int]()
+    if degrees.ranks > degrees.dp or parallel.ep > 1:
+        plan = find_plan(model, parallel, degrees)
+    if not setup.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
+        names = _blocks(setup, model)
+    layers = float8_layers(model, parallel.blocks) if setup.precision.compute == "fp8" else []
+    if degrees.pp > 1:
+        counts = block_counts(model, plan, parallel, degrees.pp)
+        cut(model, plan, counts, number)
+        if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
+            tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
+            setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
+    if train.lora.quantize:
+        release(model, storage)
+    place(model, values, storage, mesh.stage_group)
+    if degrees.tp > 1:
+        _check_compile(setup)
+        divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)
+    if mesh.sequence_part is not None:
+        model.context = mesh.sequence_part  # type: ignore[assignment]
+    experts = divide_experts(model, plan, mesh, parallel.ep)
+    if layers:
+        compute_in_float8(model, layers)
+    blocks = list(present(model, names))
+    checkpoint_activations(blocks, train.activation_checkpointing)
+    if train.compile == "off":  # torch refuses by itself what is compiled
+        second_gradients.refuse(blocks, mesh)
+    else:
+        compute_eagerly(model)
+        for module in [model] if train.compile == "model" else blocks:
+            module.compile()
+    if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
+        compiled = train.compile != "off"
+        shard(model, blocks, mesh, setup.precision, parallel, experts, compiled=compiled)
+    return counts
+
+
+def pipeline(setup: Setup, stages: list[Stage]) -> PipelineModel:
+    """Return the stages of this rank with their schedule."""
+    schedule, mesh, pp = setup.parallel.pipeline.schedule, setup.mesh, setup.mesh.degrees.pp
+    first = stages[0]
+    if dist.get_rank() == 0:
+        log.info(
+            "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
+            *(schedule, " + ".join(map(str, first.counts)), setup.accumulate),
+            100 * bubble(schedule, pp, setup.accumulate),
+        )
+    made = PipelineModel(
+        [stage.module for stage in stages],
+        *(mesh, setup.precision, setup.accumulate),
+        schedule=schedule,
+        inputs=first.inputs,
+        seed=setup.training.seed,
+        divided_loss=setup.divided_loss,
+    )
+    made.loads = Loads(made.module, first.loads)
+    return made
+
+
+def _blocks(setup: Setup, model: nn.Module) -> list[str]:
+    """Return the names of the blocks of a whole model."""
+    try:
+        return [name for name, _ in find_blocks(model, setup.parallel.blocks)]
+    except ConfigError as error:
+        if setup.training.ours:
+            raise
+        if dist.get_rank() == 0:
+            log.info("its parameters are gathered all together: %s", error)
+    return []
+
+
+def _check_compile(setup: Setup) -> None:
+    """Refuse a compiler that cannot have tensor parallel."""
+    compile = setup.train.compile
+    if setup.precision.device.type == "cpu" and compile != "off":
+        raise ConfigError(
+            f"train.compile={compile} with parallel.tp={setup.parallel.tp} on CPUs: "
+            "torch fails; use train.compile=off"
+        )

@@ -1,0 +1,90 @@
+"""What is known before a model is spread, and what is known of it when it is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.preparing.initial import Build
+from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
+from hpctrain.engine.parallel.preparing.parameter_settings import Setting, with_adapters
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+
+
+class Stage(NamedTuple):
+    """A model that is ready to be wrapped, or one stage of it; `counts` are the stages' blocks."""
+
+    module: nn.Module
+    inputs: list[str]
+    counts: list[int]
+    loads: dict[str, int]
+    settings: dict[str, Setting]
+    summary: ModelSummary
+
+    def known(self, wrapped: ParallelModel) -> ParallelModel:
+        """Let the wrapped model know what this stage knows of the whole model, and return it."""
+        wrapped.settings, wrapped.summary = self.settings, self.summary
+        return wrapped
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, beside its layout and its formats.
+
+    Attributes:
+        seed: What initial values are drawn from.
+        accumulate: The micro-batches of this rank.
+        norm: The kind of the model's norm, if its config names one, for an advice.
+        may_sync: Returns whether `train.sync_batchnorm` is possible, for an advice.
+        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
+        arguments: Those of the model that the task's inputs after the first are for; none if the
+            task says nothing.
+        says: Whether rank 0 says what to know about a training. A model may only evaluate.
+        ours: Whether our loop trains it. One in a loop of the user's may have no blocks, and need
+            not be trained.
+    """
+
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    seed: int = 0
+    accumulate: int = 1
+    norm: Any = None
+    may_sync: Callable[[], bool] = bool
+    loss_parallel: bool = False
+    arguments: Sequence[str] = ()
+    says: bool = True
+    ours: bool = True
+
+
+class Setup:
+    """What the config decides; `whole` tells whether each rank has all parameters and gradients."""
+
+    def __init__(
+        self,
+        build: Build,
+        parallel: ParallelConfig,
+        mesh: Mesh,
+        precision: Precision,
+        training: Training,
+    ) -> None:
+        self.training, self.train, self.accumulate = training, training.train, training.accumulate
+        self.parallel, self.mesh, self.precision = parallel, mesh, precision
+        self.build, degrees, lora = build, mesh.degrees, training.train.lora
+        if lora.patterns:
+            self.build = lambda: with_adapters(build(), lora)
+        divides_logits = training.loss_parallel and parallel.loss_parallel
+        self.divided_loss = divides_logits and degrees.tp > 1
+        divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
+        self.whole = not divided
+
+    @property
+    def changes(self) -> bool:
+        """Whether modules are divided, or compute in another way."""
+        train = self.train
+        computes = train.activation_checkpointing != "none" or train.compile != "off"
+        quantized = train.lora.quantize or self.precision.compute == "fp8"
+        return not self.whole or computes or bool(quantized)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from data_prep.show.console import size
+from data_prep.console import size
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index

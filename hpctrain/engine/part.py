@@ -59,6 +59,10 @@ class Part:
     def after_step(self, step: int, batch: Batch) -> None:
         """Do something after a global step, counted from 1."""
 
+    def wants_report(self) -> bool:
+        """Return whether this step shall be reported, the same on all ranks."""
+        return False
+
     def report(self) -> dict[str, float]:
         """Return metrics of the steps since the last report."""
         return {}

@@ -105,9 +105,9 @@ class LanguageModel(SplitTask):
         size = logits.shape[-1]
         there = f"the model returned logits of {size} tokens"
         wrong = self._labels.outside(targets, size, there)
-        targets = torch.where(wrong, 0, targets)
+        targets = targets if wrong is None else torch.where(wrong, 0, targets)
         losses = self._losses(logits.flatten(0, 1), targets.flatten())
-        losses = torch.where(wrong.flatten(), torch.nan, losses)
+        losses = losses if wrong is None else torch.where(wrong.flatten(), torch.nan, losses)
         total = (losses * counted.flatten()).sum()
         sums = {"loss": (total, counted.sum())}
         if self._bytes is not None:

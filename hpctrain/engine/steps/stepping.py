@@ -38,7 +38,7 @@ from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.timer import Timer
-from hpctrain.engine.session.exchange import Exchange
+from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 

@@ -30,7 +30,6 @@ from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_NUMBERS = ("consumed", "epoch", "batches")  # of a state
 _END: Any = object()  # what follows the last batch of an epoch
 
 
@@ -42,10 +41,6 @@ class ForeignBatches(Generic[T]):
     one position: a second iterator goes on where the one before has stopped.
 
     While iterating, an epoch without a batch, or with fewer than the position says, is a DataError.
-
-    Attributes:
-        consumed: The batches given, over all epochs.
-        wait_s: Seconds in which the consumer has waited for the source.
     """
 
     def __init__(
@@ -68,7 +63,6 @@ class ForeignBatches(Generic[T]):
         self._source: Any = source
         self._name, self._max_epochs = name, max_epochs
         self._keeps_state = all(hasattr(source, f"{do}state_dict") for do in ("", "load_"))
-        self.consumed, self.wait_s = 0, 0.0
         self._epoch = self._given = 0  # whole epochs, and the batches of the one that runs
         self._seed: int | None = None
         self._began: dict[str, torch.Tensor] = {}  # the source's generators when the epoch began
@@ -100,7 +94,6 @@ class ForeignBatches(Generic[T]):
             return dict(self._state)
         own = self._keeps_state and self._used  # unused it might draw random numbers, to begin
         state: dict[str, Any] = {
-            "consumed": self.consumed,
             "epoch": self._epoch,
             "batches": self._given,
             "seed": self._seed,
@@ -113,8 +106,8 @@ class ForeignBatches(Generic[T]):
 
         A DataError is raised for anything else, and if what has been used cannot begin anew.
         """
-        numbers = [state.get(name) for name in _NUMBERS]
-        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        epoch, given = state.get("epoch"), state.get("batches")
+        if not (isinstance(epoch, int) and isinstance(given, int) and min(epoch, given) >= 0):
             raise DataError(f"{self._name}: not the position of batches: {dict(state)!r}")
         if self._used and (isinstance(self._source, Iterator) or _lives_on(self._source)):
             raise DataError(
@@ -122,7 +115,7 @@ class ForeignBatches(Generic[T]):
                 "cannot be put back; make a new one"
             )
         self._state, self._seed = dict(state), state.get("seed")
-        self.consumed, self._epoch, self._given = (int(state[n]) for n in _NUMBERS)
+        self._epoch, self._given = epoch, given
         self.close()
 
     def close(self) -> None:
@@ -131,17 +124,15 @@ class ForeignBatches(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         while self._max_epochs is None or self._epoch < self._max_epochs:
-            start = time.perf_counter()
             if self._inner is None:
                 self._inner = self._begin()
             batch = self._next(self._inner)
             if batch is _END:
                 self._end()
                 continue
-            self.consumed, self._given = self.consumed + 1, self._given + 1
+            self._given += 1
             if self._given == self.steps_per_epoch:
                 self._look_ahead(self._inner)
-            self.wait_s += time.perf_counter() - start
             yield batch
 
     def _begin(self) -> Iterator[T]:

@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.source import Source
 from hpctrain.data.sources import images
@@ -18,6 +17,7 @@ from hpctrain.data.sources.images import Decoded, decode
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from tests.data_prep.pictures import png
+from tests.written import write_shards
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(9)]

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from data_prep import console
 from data_prep.datasets.dataset import DataSet
 from data_prep.formats.text.tokens import FILE as TOKENIZER
-from data_prep.show import console
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
 

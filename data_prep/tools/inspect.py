@@ -13,9 +13,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from data_prep import console
 from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
-from data_prep.show import console
 from data_prep.tools import head, verify
 from hpctrain.data.shards.index import Statistics
 from hpctrain.errors import ConfigError, DataError

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from data_prep import processes
+from data_prep import console, processes
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.groups import Groups
 from data_prep.datasets.shards import OpenShard
-from data_prep.show import console
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
 from hpctrain.base.terminal.progress_bar import ProgressBar

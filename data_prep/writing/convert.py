@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from data_prep import processes
+from data_prep.console import size
 from data_prep.formats.opening import naming
 from data_prep.options import Options
-from data_prep.show.console import size
 from data_prep.source import InputSource
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Conversion

@@ -14,7 +14,7 @@ import h5py
 import numpy as np
 
 import hpctrain
-from data_prep.show.console import size
+from data_prep.console import size
 from data_prep.source import BadRecord
 from data_prep.writing.job import JOB, Conversion
 from data_prep.writing.records import ConversionPlan, Result

@@ -161,8 +161,8 @@ class Session:
 
         Those of the training split follow each other without an end, in the order that the section
         `data` says. Those of another split (`val` is data.val_split), or of one of `data.val_sets`,
-        are each sample once, at every `for`. A batch is a dict of the fields and `mask`, which is false for rows that
-        only fill it up.
+        are each sample once, at every `for`. A batch is a dict of the fields and `mask`, which is
+        false for rows that only fill it up.
         """
         config = self._place.config
         if not config.data.path:

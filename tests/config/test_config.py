@@ -21,9 +21,9 @@ from hpctrain.config.identity import identity
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.data.shards.format import write_shards
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.launch.freeze import check, freeze
+from tests.written import write_shards
 
 Compose = Callable[..., Config]
 MINE = "# @package _global_\ndefaults:\n  - digits\n"  # of a file in experiment/

@@ -11,10 +11,10 @@ from hpctrain.config.identity import identity
 from hpctrain.config.rules.metrics import names
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
-from hpctrain.data.shards.format import write_shards
 from hpctrain.engine.job.run_page import data_sets
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.runs.data_digest import data_digest
+from tests.written import write_shards
 
 
 def write(folder: Path, split: str, **fields: Any) -> Path:

@@ -6,12 +6,12 @@ from hypothesis import strategies as st
 
 from hpctrain.data.samplers.mixture import Mixture
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.source import Source
 from hpctrain.data.sources.concat import Concat
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from tests.written import write_shards
 
 COUNTS = (7, 1, 12)
 

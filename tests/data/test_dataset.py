@@ -9,9 +9,9 @@ from torch.utils.data import DataLoader
 from hpctrain.data.dataset import HDF5Dataset, LoaderDataset
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
+from tests.written import write_shards
 
 COUNT = 23
 ARRAYS = {

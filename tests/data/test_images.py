@@ -10,13 +10,14 @@ import pytest
 from PIL import Image
 
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.source import Source
 from hpctrain.data.sources import images
 from hpctrain.data.sources.images import Decoded, decode
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from tests.data_prep.pictures import png
+from tests.written import write_shards
 
 rng = np.random.default_rng(0)
 PIXELS = [rng.integers(0, 255, (8, 12, 3), dtype=np.uint8) for _ in range(9)]
@@ -98,6 +99,7 @@ def test_sizes(kind, shape):
 
 
 PNG, JPEG = encoded(PIXELS[0]), encoded(PIXELS[0], "JPEG")
+DEEP = np.frombuffer(png((8, 12), 16, 2, [bytes(72)] * 8), np.uint8)  # Pillow would cut it to RGB
 GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
 
 
@@ -111,7 +113,8 @@ GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
         (np.zeros(99, np.uint8), "99 bytes, cannot be read: not a JPEG, PNG or WebP file"),
         (encoded(PIXELS[0], "GIF"), "not a JPEG, PNG or WebP file"),
         (encoded(np.zeros((8, 12), np.uint16)), "more than 8 bits a channel (mode 'I;16')"),
-        (GREAT, "has 200 x 100 pixels; at most 9999 are allowed"),
+        (DEEP, "more than 8 bits a channel (mode 'RGB')"),
+        (GREAT, "its header says 100 x 200 pixels; at most 9,999 are decoded"),
         (encoded(PIXELS[0][:, :8]), "is 8 x 8, not 8 x 12: give a size, and fit 'crop'"),
     ],
 )

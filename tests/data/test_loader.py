@@ -15,11 +15,11 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 from tests import forkserver
+from tests.written import write_shards
 
 
 class Numbers(Source):

@@ -17,9 +17,9 @@ from hpctrain.data.places.depot import job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.placement import Folder, open_place
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, StorageError
+from tests.written import write_shards
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.shard import digest_file
@@ -26,6 +25,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from tests import forkserver
 from tests.shards.planted import KINDS, planted
+from tests.written import write_shards
 
 COUNT = 50
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 3, 2), dtype=np.uint8)

@@ -24,11 +24,11 @@ from hpctrain.data.places import origin
 from hpctrain.data.places.depot import Depot, job_memory
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError, StorageError
 from tests.data.store import FaultyStore
+from tests.written import write_shards
 
 SHARD = 2**16  # bytes of data in a shard
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.places.verification import check_digest, verify
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources import watch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
+from tests.written import write_shards
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import pytest
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources import arena
 from hpctrain.data.sources.reader import Reader
@@ -19,6 +18,7 @@ from hpctrain.data.sources.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import DataError
 from tests.data.test_reader import adopted, rewrite
+from tests.written import write_shards
 
 COUNT = 50
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.errors import DataError
+from tests.written import write_shards
 
 lengths = st.lists(st.integers(0, 9), min_size=1, max_size=40).filter(any)
 

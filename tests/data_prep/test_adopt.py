@@ -11,12 +11,12 @@ import pytest
 
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from tests import forkserver
+from tests.written import write_shards
 
 ENDS = [0, 30, 50, 90]
 COUNT = ENDS[-1]

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from hpctrain.data.shards.compression import LEVELS, Compression
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
+from tests.written import write_shards
 
 CODECS = [codec for codec in LEVELS if codec != "none"]
 FILTERS = {"gzip": 1, "lz4": 32004, "zstd": 32015}

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hpctrain.data.shards.compression import LEVELS, Compression
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.reader import Reader
+from tests.written import write_shards
 
 COUNT = 60
 rng = np.random.default_rng(0)

@@ -11,11 +11,11 @@ import pytest
 import xxhash
 
 from hpctrain.data.samplers.order import Order
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
 from tests.shards.planted import KINDS, planted
+from tests.written import write_shards
 
 COUNT = 300
 IMAGES = np.random.default_rng(0).integers(0, 255, (COUNT, 5, 4), dtype=np.uint8)

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from data_prep.show.console import size
+from data_prep.console import size
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
+from tests.written import write_shards
 
 TEXTS = ["plain", "ä€猫" * 100, "", "line\n\x1b[31m[red]", "\0zero"]
 

@@ -11,9 +11,9 @@ import pytest
 from data_prep.datasets.dataset import DataSet
 from data_prep.datasets.shards import OpenShard
 from data_prep.tools.verify import verify
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.shard import digest_file
+from tests.written import write_shards
 
 VALUES = ("mean", "std", "min", "max", "nonfinite", "nan")
 

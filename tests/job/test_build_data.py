@@ -13,11 +13,11 @@ import torch
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.launch.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
+from tests.written import write_shards
 
 
 @pytest.fixture

@@ -10,12 +10,12 @@ import pytest
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import HpctrainError
 from hpctrain.launch.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
+from tests.written import write_shards
 
 FOLDS = 3
 FIELDS = ("data.tail=pad", "train.global_batch_size=32")

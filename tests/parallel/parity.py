@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -253,11 +253,16 @@ def precision_of(config: Config, device: torch.device = CPU) -> Precision:
 
 
 def spread(
-    build: Build, config: Config, device: torch.device = CPU, *, loss_parallel: bool = False
+    build: Build,
+    config: Config,
+    device: torch.device = CPU,
+    *,
+    loss_parallel: bool = False,
+    arguments: Sequence[str] = (),
 ) -> ParallelModel:
     """Return a model on the ranks of the present process group."""
     mesh, precision = mesh_of(config, device), precision_of(config, device)
-    training = training_of(config, mesh, loss_parallel)
+    training = training_of(config, mesh, loss_parallel, arguments)
     return parallelize(build, config.parallel, mesh, precision, training)
 
 

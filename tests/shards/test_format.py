@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from hpctrain.data.shards import commit
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import DTYPES, Field
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import DataError, StorageError
 from tests import forkserver
+from tests.written import write_shards
 
 rng = np.random.default_rng(0)
 
@@ -209,7 +209,7 @@ CRASH = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from hpctrain.data.shards.format import write_shards
+from tests.written import write_shards
 
 replace, left = os.replace, int(sys.argv[2])
 def crash(*paths):

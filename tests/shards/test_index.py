@@ -7,9 +7,9 @@ import pytest
 
 from data_prep.cli import main
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.errors import DataError
+from tests.written import write_shards
 
 
 @pytest.fixture

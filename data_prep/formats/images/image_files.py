@@ -10,7 +10,7 @@ from typing import Any
 
 from data_prep.formats.samples import Unusable
 from data_prep.libraries import library
-from hpctrain.data.sources.images import FORMATS, MAX_PIXELS
+from hpctrain.data.sources.images import FORMATS, too_large
 from hpctrain.errors import ConfigError
 
 # Also those of formats that are refused: such a file is an image that is missing, not another file.
@@ -57,24 +57,13 @@ def opened(content: bytes) -> Any:
         raise Unusable(f"it is no JPEG, PNG or WebP, but {what}; {_OTHERS}") from None
     finally:
         library.MAX_IMAGE_PIXELS = limit
-    if image.width * image.height > MAX_PIXELS:
-        raise Unusable(
-            f"its header says {image.height} x {image.width} pixels; at most {MAX_PIXELS:,} are "
-            "decoded, because a file of a few KB can need many GB of memory"
-        )
+    if problem := too_large(image):
+        raise Unusable(problem)
     # An MPO file of a phone has variants of one picture.
     count = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
     if count > 1:
         raise Unusable(f"it is an animation of {count} images; save each of them as a file")
     return image
-
-
-def is_deep(image: Any) -> bool:
-    """Return whether a PNG has more than 8 bits a channel: Pillow would cut colours to 8.
-
-    This must be called before the pixels are loaded: loading clears the tiles.
-    """
-    return image.mode.startswith("I") or (image.format == "PNG" and ";16" in str(image.tile))
 
 
 def grey16(image: Any) -> Any:

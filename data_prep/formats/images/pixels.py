@@ -30,7 +30,6 @@ from data_prep.formats.images.image_files import (
     check_whole,
     grey16,
     has_alpha,
-    is_deep,
     is_opaque,
     least_alpha,
     opened,
@@ -41,7 +40,7 @@ from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
-from hpctrain.data.sources.images import orientation, planes, upright
+from hpctrain.data.sources.images import is_deep, orientation, planes, upright
 from hpctrain.errors import ConfigError
 
 _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}

@@ -14,10 +14,10 @@ from operator import add
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from data_prep.console import size
 from data_prep.formats.files import FileRange
 from data_prep.formats.opening import one_line, opened, pyarrow
 from data_prep.formats.tables.csv_text import NotTextError, Utf8, may_be_rounded, rounded
-from data_prep.show.console import size
 from hpctrain.errors import DataError
 
 BLOCK = 4 * 2**20  # bytes that are parsed at once; those of the first block decide the types

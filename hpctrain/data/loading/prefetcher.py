@@ -13,13 +13,19 @@ consumer stops are read for nothing.
 import sys
 import time
 from collections import deque
-from collections.abc import Generator, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from threading import Barrier
+from typing import Any, ParamSpec, TypeVar
+
+import torch
 
 from hpctrain.data.loading.batch_reader import MAX_STEPS, BatchReader
 from hpctrain.data.loading.reading_plan import Planner, StepGroup
-from hpctrain.data.loading.threads import WhenAsked, pool
 from hpctrain.data.shards.types import Batch
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 GROUP = 2**23  # bytes that a thread reads at once: handing them over takes time, too
 _GROUP_WHEN_ASKED = 2**21  # bytes that the consumer reads at once: they stay in a core's cache
@@ -52,11 +58,11 @@ class Prefetcher:
         At the end nobody waits for groups that are being read: the consumer may have to save at
         once.
         """
-        readers, planning = pool(self._threads), pool(min(1, self._threads))
+        readers, planning = _pool(self._threads), _pool(min(1, self._threads))
         groups = self._groups(consumed, planning)
         ahead = self._ahead = deque()
         # The consumer reads the first group itself: it shall not wait for any other work.
-        executor: Executor = WhenAsked()
+        executor: Executor = _WhenAsked()
         ending = sys.is_finalizing
         try:
             while True:
@@ -94,3 +100,44 @@ class Prefetcher:
         if not self._threads:
             return 1
         return max(self._threads + 1, self._prefetch_bytes // max(GROUP, self._reader.batch_bytes))
+
+
+def _pool(threads: int) -> Executor:
+    """Return an executor of so many threads, in each of which torch uses that thread only."""
+    if not threads:
+        return _WhenAsked()
+    executor = ThreadPoolExecutor(threads, "hpctrain-loader")
+    intra_op, all_here = torch.get_num_threads(), Barrier(threads + 1)
+    for _ in range(threads):
+        executor.submit(_begin, all_here)
+    try:
+        all_here.wait()
+    except BaseException:
+        all_here.abort()
+        raise
+    torch.set_num_threads(intra_op)  # threads that start later begin with this number
+    return executor
+
+
+def _begin(all_here: Barrier) -> None:
+    torch.set_num_threads(1)  # for this thread, but also for threads that start later
+    all_here.wait()
+
+
+class _WhenAsked(Executor):
+    """Runs a call when, and in the thread in which, its result is needed; otherwise never."""
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See `Executor`."""
+        return _Later(lambda: fn(*args, **kwargs))
+
+
+class _Later(Future[T]):
+    def __init__(self, call: Callable[[], T]) -> None:
+        super().__init__()
+        self._call = call
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self.done():
+            self.set_result(self._call())
+        return super().result(timeout)

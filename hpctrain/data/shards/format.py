@@ -21,30 +21,18 @@
 A data set appears all at once: shards are written and synced in `OUT/.hpctrain-partial/`, then
 moved into OUT, and `index.json` last. A writer that is killed leaves that folder, which the next
 one clears; a writer that raises leaves nothing.
-
-    >>> write_shards(Path("out"), [("train", {"image": images, "label": labels})])
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hpctrain.data.shards.commit import (
-    PARTIAL,
-    check_ours,
-    clear_leftovers,
-    commit,
-    discard,
-    lock,
-    storage_error,
-    unlock,
-)
+from hpctrain.data.shards.commit import storage_error
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.sample_schema import (
@@ -56,7 +44,6 @@ from hpctrain.data.shards.sample_schema import (
 )
 from hpctrain.data.shards.shard import NONE, shard_name, write_shard
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError
 
 MAX_BYTES = 256 * 2**20
 
@@ -142,56 +129,6 @@ class ShardFiles:
         }
         state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
         state.clear()
-
-
-def write_shards(
-    folder: Path,
-    batches: Iterable[tuple[str, ArrayBatch]],
-    *,
-    fields: Mapping[str, Field] | None = None,
-    max_bytes: int = MAX_BYTES,
-    compression: Compression = NONE,
-    categories: Mapping[str, Sequence[str]] | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> Index:
-    """Write (split, batch) pairs as a data set; after an exception nothing of it is left.
-
-    A finished data set in the folder stays until it is replaced at the end. `categories` are the
-    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
-    """
-    folder = Path(folder)
-    files = ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
-    check_ours(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        holder = lock(folder)
-        clear_leftovers(folder)
-    except OSError as error:
-        raise storage_error(folder, error) from None
-    try:
-        for split, batch in batches:
-            files.add(split, batch)
-        shards, moments = files.finish()
-        if not shards:
-            raise DataError(f"nothing to write into {folder}: the source has no samples")
-        index = Index(
-            fields=files.fields,
-            shards=tuple(shards),
-            statistics={
-                split: {name: values.result() for name, values in found.items()}
-                for split, found in moments.items()
-            },
-            provenance=dict(provenance or {}),
-            categories=categories or {},
-        )
-        commit(folder, index, {shard.path: shard.path for shard in shards})
-    except BaseException:
-        with suppress(OSError):  # the disk may still be full; the next writer clears
-            discard(folder)
-        raise
-    finally:
-        unlock(holder)
-    return index
 
 
 class _Split:

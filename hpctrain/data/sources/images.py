@@ -152,17 +152,33 @@ def _open(content: Array, sample: int) -> Any:
         raise DataError(
             f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
         ) from None
-    if image.width * image.height > MAX_PIXELS:
-        raise DataError(
-            f"the image of sample {sample} has {image.width} x {image.height} pixels; at most "
-            f"{MAX_PIXELS} are allowed"
-        )
-    if image.mode in ("F", "I") or ";16" in image.mode:
+    if problem := too_large(image):
+        raise DataError(f"the image of sample {sample}: {problem}")
+    if is_deep(image):
         raise DataError(
             f"the image of sample {sample} has more than 8 bits a channel (mode {image.mode!r}): "
             "store such images as arrays"
         )
     return image
+
+
+def too_large(image: Any) -> str:
+    """Return why a Pillow image is not decoded, by the size that its header says; "" if it is."""
+    if image.width * image.height <= MAX_PIXELS:
+        return ""
+    return (
+        f"its header says {image.height} x {image.width} pixels; at most {MAX_PIXELS:,} are "
+        "decoded, because a file of a few KB can need many GB of memory"
+    )
+
+
+def is_deep(image: Any) -> bool:
+    """Return whether an image has more than 8 bits a channel: Pillow would cut colours to 8.
+
+    This must be called before the pixels are loaded: loading clears the tiles, which say it of a
+    PNG's colours.
+    """
+    return image.mode[0] in "IF" or (image.format == "PNG" and ";16" in str(image.tile))
 
 
 def _size(content: Array, sample: int) -> Size:

@@ -12,10 +12,10 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
 from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Stateful
 from tests.benchmarks.loaders.works import Batch, Work, tensor
+from tests.written import write_shards
 
 
 class NumpyGather(Competitor):

@@ -1,1 +1,0 @@
-"""Show data sets as tables and plots."""

@@ -33,7 +33,7 @@ NO_TORCH = (
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
     "base cluster data engine.checkpoint engine.distributed engine.faults "
-    "engine.job.fit engine.layers engine.looking engine.loop engine.parallel engine.parts "
+    "engine.job.fit engine.layers engine.looking engine.supervised engine.parallel engine.parts "
     "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A

@@ -17,9 +17,9 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.engine.building.build_model import load_trained
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group
-from hpctrain.engine.loop.evaluation import evaluate
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.supervised.evaluation import evaluate
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
 from hpctrain.runs.checkpoints.manifest import Manifest

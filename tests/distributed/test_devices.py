@@ -18,7 +18,7 @@ from hpctrain.base.units import GIB
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.distributed.devices import Seen, agree, assign, kind
-from hpctrain.engine.parallel.micro_batches import Memory
+from hpctrain.engine.supervised.micro_batches import Memory
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
 
 

@@ -9,7 +9,7 @@ from torch import distributed
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.engine.distributed.group import process_group
-from hpctrain.engine.parallel.micro_batches import Memory
+from hpctrain.engine.supervised.micro_batches import Memory
 from tests.gpu.device import DEVICE, REHEARSAL, needs_gpu, on_device
 from tests.steps import ALONE
 

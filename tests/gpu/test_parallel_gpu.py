@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.gpu_support import can
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import Memory, MicroBatches
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread
-from tests.steps import config_with
+from tests.steps import config_with, step_of
 
 pytestmark = [*on_gpu, pytest.mark.usefixtures("cuda_group")]
 
@@ -73,12 +71,13 @@ def train(
     if memory is not None and found is not None:
         sizes = MicroBatches(model, rows, found.append, memory)
     task = LanguageModel()
-    step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop(), micro_batches=sizes)
+    step = step_of(model, task, optimizer, clip_norm=1.0)
     batch, losses = tokens(rows, length, VOCABULARY), []
     for i in range(steps):
         if i == steps - 1:  # the first step made the optimizer's state, so the peak includes it
             torch.cuda.reset_peak_memory_stats()
         step(batch, 1e-3)
+        sizes.after_step(i, batch)
         losses.append(step.totals.means()["loss"])
     return Trained(
         losses,

@@ -14,10 +14,10 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pipeline_schedule import bubble
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.loop.step import Totals
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.engine.parallel.dividing.stages import block_counts, divide
 from hpctrain.engine.parallel.reducing.metric_states import Measured
+from hpctrain.engine.supervised.step import Totals
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from tests.bounds import EXACT, within

@@ -84,7 +84,8 @@ class Prefetcher:
             while first < len(stretch.consumed):
                 most = self._reader.steps_in(nbytes, _GROUP_S)
                 group = stretch.part(first, first + min(limit, most))
-                self._planner.read_ahead(group, planning)
+                if self._planner.in_blocks is not None:
+                    self._planner.read_ahead(group, planning)
                 yield group
                 first, limit = first + len(group.consumed), min(2 * limit, MAX_STEPS)
 

@@ -71,7 +71,7 @@ class Planner:
     def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
         self._steps, self._sampler, self._source = steps, sampler, source
         # Checked once and not for each group: a check against a protocol is slow.
-        self._in_blocks = sampler if isinstance(sampler, InBlocks) else None
+        self.in_blocks = sampler if isinstance(sampler, InBlocks) else None
 
     def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
         """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
@@ -85,14 +85,14 @@ class Planner:
             yield current
 
     def read_ahead(self, group: Group, planning: Executor) -> None:
-        """Let `planning` ask the source to read the group's blocks ahead, if there are blocks."""
-        sampler = self._in_blocks
-        if sampler is not None:
-            planning.submit(
-                lambda: self._source.read_ahead(
-                    sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
-                )
+        """Let `planning` ask the source to read the group's blocks ahead; they are `in_blocks`."""
+        sampler = self.in_blocks
+        assert sampler is not None
+        planning.submit(
+            lambda: self._source.read_ahead(
+                sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
             )
+        )
 
     def _planned(self, stretch: Stretch, planning: Executor) -> Group:
         plan = planning.submit(self._plan, stretch)

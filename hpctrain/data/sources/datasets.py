@@ -85,7 +85,13 @@ class Datasets:
             return
         if self.all_mapped:
             self._gather(name, shards, starts, out)
-            return
+        else:
+            self._mixed_spans(name, shards, starts, length, out)
+
+    def _mixed_spans(
+        self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array
+    ) -> None:
+        """Read spans as `spans` does where not all can be gathered."""
         rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
         mapped = self._bases[name][shards] >= 0
         if mapped.any():

@@ -103,17 +103,20 @@ class OpenShards:
                     continue
                 open_then = len(datasets.layouts) + len(missing)
                 if datasets.layouts and open_then > self._limit(datasets):
-                    if self._retired is not datasets and self._retired.users:
-                        self._changed.wait()
-                    else:
-                        new = Datasets(self._shards, self._fields)
-                        self._retired, self._datasets = datasets, new
+                    self._retire(datasets)
                     continue
                 for shard, path, stamp in zip(missing, paths, stamps, strict=True):
                     if not datasets.is_open[shard]:
                         datasets.add(shard, self._layout(shard, path, stamp))
                 datasets.users += 1
                 return datasets
+
+    def _retire(self, datasets: Datasets) -> None:
+        """Begin with no open shard, after those that were retired before have ended."""
+        if self._retired is not datasets and self._retired.users:
+            self._changed.wait()
+        else:
+            self._retired, self._datasets = datasets, Datasets(self._shards, self._fields)
 
     @staticmethod
     def _limit(datasets: Datasets) -> int:
@@ -127,14 +130,17 @@ class OpenShards:
         """Return whether no held shard was touched since it was opened."""
         touched = self._watch.touched(shards)
         for shard in touched:
-            with self._admitting:
-                if self._watch.touched(np.array([shard])):  # no other thread was faster
-                    path = datasets.layouts[shard].path
-                    stamp = self._watch.admit_again(shard)
-                    # The mapping stays. Other readers know the file by the time of its last write.
-                    datasets.layouts[shard] = self._layout(shard, path, stamp)
-                    self._admitted_again += 1
+            self._admit_again(datasets, shard)
         return not touched
+
+    def _admit_again(self, datasets: Datasets, shard: int) -> None:
+        with self._admitting:
+            if self._watch.touched(np.array([shard])):  # no other thread was faster
+                path = datasets.layouts[shard].path
+                stamp = self._watch.admit_again(shard)
+                # The mapping stays. Other readers know the file by the time of its last write.
+                datasets.layouts[shard] = self._layout(shard, path, stamp)
+                self._admitted_again += 1
 
     def _layout(self, shard: int, path: Path, stamp: Stamp) -> Layout:
         mapped = self._io == "mmap" or (self._io == "auto" and self._kind(path.parent) != "network")

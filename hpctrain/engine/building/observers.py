@@ -3,6 +3,8 @@
 Rank 0 alone writes what they find into run.json (`recorder`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -12,15 +14,17 @@ from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.parts.hooks import Hook, Hooks
+from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
 from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
@@ -64,11 +68,24 @@ def build_best(
     return Best(config.best, record, checkpointer.exists)
 
 
-def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
-    """Return the hooks of the user, and the profiler of `train.profile`."""
+def build_hooks(config: Config, step: TrainStep, tracker: Tracker) -> Hooks | None:
+    """Return the part that calls the hooks of the user, if there are any."""
     needed = "a class that inherits from hpctrain.training.Hook"
     made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
-    steps = config.train.profile
+    if not made:
+        return None
+    hooks = Hooks(made, lambda batch: _state(hooks, step, batch, tracker))
+    return hooks
+
+
+def _state(hooks: Hooks, step: TrainStep, batch: Batch | None, tracker: Tracker) -> RunState:
+    """Return what a hook sees at this step."""
+    at, model = hooks.session, (step.model.module, step.optimizer, step.task)
+    return RunState(at.step, *model, batch, at.metrics, tracker)
+
+
+def build_profile(steps: str | None, run: RunDir, ranks: RankInfo) -> ProfiledSteps | None:
+    """Return the profiler of `train.profile`, on rank 0."""
     if steps is None or not ranks.is_main:
-        return Hooks(made)
-    return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
+        return None
+    return ProfiledSteps(steps, run.path / "profile", ranks.rank)

@@ -36,11 +36,12 @@ from hpctrain.engine.faults.lease import lease
 from hpctrain.engine.faults.observed import named_if_late
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.job.attempt import Attempt
-from hpctrain.engine.loop.deterministic import deterministic
-from hpctrain.engine.loop.trainer import Outcome, Trainer
-from hpctrain.engine.parallel.micro_batches import MicroBatches
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account, process_began
+from hpctrain.engine.session.stepping import Outcome
+from hpctrain.engine.supervised.deterministic import deterministic
+from hpctrain.engine.supervised.micro_batches import MicroBatches
+from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -147,9 +148,8 @@ def _fit(
             account.enter("startup")
             tracker = attempt.tracker if attempt else NullTracker()
             trainer = build(config, run, ranks, device, tracker, stop, account)
-            trainer.until = ranks.until
             if attempt and not rollbacks:  # of a rollback the journal tells
-                trainer.began_from = attempt.began_from
+                trainer.session.began_from = attempt.began_from
             if ranks.is_main:
                 trained_code.record(config, run, _MODULES)
             with suppress(RolledBack):
@@ -171,7 +171,7 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
         ) from error
     except RuntimeError as error:
         if is_out_of_memory(error):
-            _lower_micro_batch(config, run, ranks, trainer.train_step.micro_batches)
+            _lower_micro_batch(config, run, ranks, trainer.micro_batches)
         if "does not have a deterministic implementation" in str(error):
             raise ConfigError(f"train.deterministic=true: {error}") from error
         raise

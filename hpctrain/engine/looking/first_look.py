@@ -23,6 +23,7 @@ from hpctrain.engine.looking.rows import check_buffers, check_mask
 from hpctrain.engine.looking.trial import Trial
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel, in_plain_classes
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
 from hpctrain.errors import ConfigError
 
@@ -30,17 +31,7 @@ log = logging.getLogger(__name__)
 LOOKS_AT = 2  # steps
 
 
-class NoLook:
-    """Asks nothing."""
-
-    def before_step(self, batch: Batch) -> None:
-        """Look at the model and the task with the batch of the next step."""
-
-    def after_step(self, batch: Batch) -> None:
-        """Look at what the step with this batch has changed."""
-
-
-class FirstLook(NoLook):
+class FirstLook(Part):
     """Looks at what is a user's own; all ranks call it together, and raise the same ConfigError.
 
     `filled` says whether batches of the training and whether batches of evaluations have rows that
@@ -74,7 +65,7 @@ class FirstLook(NoLook):
         if any(self._filled):
             check_mask(trial, self._task, in_training=self._filled[0])
 
-    def after_step(self, batch: Batch) -> None:
+    def after_step(self, step: int, batch: Batch) -> None:
         """Look at what the step with this batch has changed."""
         self._made += 1
         if not self._seen:

@@ -11,28 +11,30 @@ import torch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 
 _LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
 _ENOUGH = 4  # looks
 
 
-class SilentLayers:
+class SilentLayers(Part):
     """Looks at the gradients of one run.
 
-    `layers` is the number of those that had a gradient at the last `read`. Without reports
-    (`report_every` 0) it looks at nothing.
+    `layers` is the number of those that had a gradient at the last `read`.
     """
 
-    def __init__(self, report_every: int = 0) -> None:
-        self._every = report_every and max(_LEAST_EVERY, report_every // _LOOKS)
+    def __init__(self, model: ParallelModel, report_every: int) -> None:
+        self._model = model
+        self._every = max(_LEAST_EVERY, report_every // _LOOKS)
         self._most: torch.Tensor | None = None
         self._found: set[int] = set()  # the places of those that are not zero, as the host knows
         self._names: list[str] = []
         self._looks = self.layers = 0
 
-    def take(self, model: ParallelModel) -> None:
+    def after_backward(self) -> None:
         """Look at a step after its backward pass, if that is due; the host does not wait."""
-        if not self._every or (model.step + 1) % self._every:
+        model = self._model
+        if (model.step + 1) % self._every:
             return
         self._looks += 1  # on all ranks, also on one that has no part of a gradient
         if len(self._found) == len(model.parameters):
@@ -55,10 +57,11 @@ class SilentLayers:
         if found.is_cpu:
             self._found |= {n for n, most in enumerate(found.tolist()) if not most <= 0}  # or a NaN
 
-    def read(self, model: ParallelModel) -> list[str] | None:
+    def read(self) -> list[str] | None:
         """Return the layers of zeros since the last call, on all ranks; None after few looks."""
         if self._looks < _ENOUGH:
             return None
+        model = self._model
         self._names = self._names or _names_of_all_stages(model)
         every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
         if self._most is not None:

@@ -27,9 +27,9 @@ from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.trainer import Trainer
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account
+from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.all_reduce import synchronise
 from hpctrain.runs.run_dir import RunDir

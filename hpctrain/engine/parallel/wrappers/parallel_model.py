@@ -7,7 +7,7 @@ The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipe
 others, which change how gradients are reduced.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -125,6 +125,12 @@ class ParallelModel:
             here = factor.to(device, same[0].dtype.to_real())
             torch._foreach_mul_(same, here)
         return norm
+
+    def begin_step(self) -> None:
+        """Begin a step of a loop that calls `module` and `backward` itself; see `own_loop`."""
+
+    def before_update(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Finish the gradients that such a loop has computed, before an optimizer takes them."""
 
     @property
     def roots(self) -> list[nn.Module]:

@@ -9,10 +9,10 @@ from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.looking.held_values import is_foreign
 from hpctrain.engine.looking.rows import check_mask
 from hpctrain.engine.looking.trial import Trial
-from hpctrain.engine.loop.step import Totals, TrainStep
 from hpctrain.engine.parallel.reducing.metric_states import Measured
 from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.engine.tasks.task import Task, at_step, derived
 
 

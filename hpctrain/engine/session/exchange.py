@@ -42,8 +42,8 @@ class Exchange:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the sums of `values`, shape (n,), over all ranks, and what `join` has added.
 
-        The values are those of `scalars`, on the device of the mesh. `join` may append more to what is
-        reduced.
+        The values are on the device of the mesh: float64, or floats on a CPU. `join` may append
+        more to what is reduced.
         """
         flags = [each.flags() for each in self.asking]
         every = [*chain(*flags)]

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.3.0.dev0"
-_API = ("submit", "train", "load_run", "submit_function")
+_API = ("submit", "train", "load_run", "submit_function", "session", "Session", "supervised")
 
 
 def __getattr__(name: str) -> Any:

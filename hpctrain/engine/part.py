@@ -25,7 +25,7 @@ class Part:
 
     Attributes:
         name: Under which a checkpoint has its state; "" if it has none.
-        session: The steps of the run (`hpctrain.engine.session.stepping.Stepping`), once they have
+        session: The steps of the run (`hpctrain.engine.steps.stepping.Stepping`), once they have
             begun.
     """
 
@@ -58,6 +58,10 @@ class Part:
 
     def after_step(self, step: int, batch: Batch) -> None:
         """Do something after a global step, counted from 1."""
+
+    def wants_report(self) -> bool:
+        """Return whether this step shall be reported, the same on all ranks."""
+        return False
 
     def report(self) -> dict[str, float]:
         """Return metrics of the steps since the last report."""

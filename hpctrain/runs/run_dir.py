@@ -128,7 +128,9 @@ class RunDir:
                 known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
                 content |= (new if not content else {}) | facts
                 content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
-            write_atomically(self.config_file, text, sync)
+            # To replace a file takes ext4 milliseconds, and a sweep given again has the same ones.
+            if not files or files[0].read_bytes() != text.encode():
+                write_atomically(self.config_file, text, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "

@@ -232,7 +232,7 @@ def _last(fd: int, size: int, key: str) -> dict[str, Any] | None:
         else:  # a hole
             rest, lines = b"\0", []
         for text in (*reversed(lines), *([rest] if begin == 0 else [])):
-            body = parse(text)
+            body = parse(text) if text else None
             if body is not None and key in body:
                 return body
         end, window = begin, min(8 * window, door.LONGEST_LINE)

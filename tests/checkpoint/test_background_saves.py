@@ -26,7 +26,7 @@ from hpctrain.engine.checkpoint.saving import saves as saves_module
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.session.stepping import Every
+from hpctrain.engine.steps.stepping import Every
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage

@@ -87,7 +87,7 @@ def test_a_plateau_lowers_the_rate_and_goes_on_from_its_state() -> None:
     schedule = Schedule(1.0, config, max_steps=100, warmup=2)
     rates = []
     for step, loss in enumerate([3, 2, 2, 2, 1, 1, 1, 1, 1]):
-        schedule.judge({"val/loss": loss}, step)
+        schedule.logged({"val/loss": loss}, step)
         again = Schedule(1.0, config, max_steps=100, warmup=2)
         again.load_state_dict(schedule.state_dict())
         schedule = again

@@ -15,7 +15,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -50,6 +50,21 @@ _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same s
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
+class Tensors(Protocol):
+    """More tensors that a rank saves and loads, beside models and optimizers.
+
+    Attributes:
+        tensors: What this rank saves, by `RANK.NAME`.
+        loaded: What this rank has loaded, by NAME.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    loaded: dict[str, torch.Tensor]
+
+    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
+        """Return what this rank loads of these names, which `saved` ranks have saved, by NAME."""
+
+
 class Checkpointer:
     """Saves and loads models, optimizers, random state and progress.
 
@@ -68,7 +83,7 @@ class Checkpointer:
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
     the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
     bytes of memory that a copy of this rank's part may take, while it is written in the background;
-    0 lets saves stop the training.
+    0 lets saves stop the training. `more` has tensors of others, saved as `kept.*`.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -88,6 +103,7 @@ class Checkpointer:
         base: str = "",
         states: int = 2,
         staging: float = 0,
+        more: Tensors | None = None,
     ) -> None:
         self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
@@ -104,7 +120,7 @@ class Checkpointer:
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
         self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
-        self._states, self._staging = states, staging
+        self._states, self._staging, self._more = states, staging, more
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -215,7 +231,7 @@ class Checkpointer:
             replica + joined("optimizer", name): self._wanted(reader, replica, name)
             for name in self._optimizers
         }
-        to_load |= own
+        to_load |= own | self._kept(saved, found.world_size)
         if self._average and reader.part(average):
             to_load[average] = dict(self._average)
         if reader.part(training):
@@ -252,9 +268,25 @@ class Checkpointer:
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None
 
+    def _kept(self, saved: Mapping[str, Any], ranks: int) -> dict[str, torch.Tensor]:
+        """Return what the tensors of `more` are loaded into, by their names in the checkpoint."""
+        if self._more is None:
+            return {}
+        names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
+        mine = self._more.of_rank(names, ranks)
+        entries = {name: saved[names[full]] for name, full in mine.items()}
+        self._more.loaded = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        return {names[mine[name]]: tensor for name, tensor in self._more.loaded.items()}
+
     def _whole_state(self) -> dict[str, Any]:
         """Return what this rank saves, its own included."""
         state = self._state()
+        if self._more is not None and self._more.tensors:
+            state["kept"] = dict(self._more.tensors)
         for name, model in self.models.items():
             start = self._own_of(name)
             state |= {start + key: value for key, value in model.state_dict().items()}

@@ -26,6 +26,7 @@ import math
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,8 @@ class Health:
     Attributes:
         skipped: The number of steps that were left out since the start of the run.
         left_out: The batches to leave out: the samples that the training has been given after each.
+        names: Returns which numbers of the last step are not finite on this rank, in a loop that
+            logs them by name; None if there is one loss.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Health:
         self._left_out, self._record, self._seen = [*left_out], record, seen
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
+        self.names: Callable[[], Sequence[str]] | None = None
         self._offered = Copied()
         self._begun = self._last = Judged(0, 0, list)
 
@@ -158,7 +162,11 @@ class Health:
         """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
         step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
         found = _gathered(problem, judged)
-        text = f"{problem} is not finite since step {step}"
+        subject = problem
+        if self.names is not None and problem == _LOSS:
+            every = dict.fromkeys(chain(*objects.all_gather([*self.names()])))
+            subject = few(every, _SHOWN) or problem
+        text = f"{subject} is not finite since step {step}"
         if problem == _COUNT:
             text = f"nothing counts in step {step}: the count of the task's loss is 0"
         if isinstance(found[0]["loss"], str):

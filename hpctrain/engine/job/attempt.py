@@ -36,7 +36,7 @@ from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
 from hpctrain.engine.job.lone_end import go_on
-from hpctrain.engine.session.stepping import Outcome
+from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import (
     HpctrainError,
     MisfitError,

@@ -13,17 +13,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-
-from hpctrain.base.terminal.console import Console
-
 log = logging.getLogger(__name__)
 _OTHERS = 26  # characters of a line beside the numbers of steps and the metrics
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr")
@@ -75,6 +64,18 @@ class _Bar(Lines):
     extra: ClassVar[Mapping[str, object]] = {"on_bar": True}
 
     def start(self, step: int, max_steps: int) -> None:
+        # Without a terminal none of these are needed.
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+        from rich.table import Column
+
+        from hpctrain.base.terminal.console import Console
+
         super().start(step, max_steps)
         console = Console(stderr=True)
         self._room = console.width - _OTHERS - 2 * len(str(max_steps))

@@ -20,7 +20,7 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import divisor, on_device, reordered
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part, overriding
-from hpctrain.engine.session.exchange import Exchange
+from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.supervised.schedule import rate_ratios, set_rates
 from hpctrain.engine.tasks.task import Task, at_step, derived
 

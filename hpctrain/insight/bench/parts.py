@@ -29,6 +29,7 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account
+from hpctrain.engine.steps.place import Place
 from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.all_reduce import synchronise
@@ -116,7 +117,8 @@ class Bench:
     def _trainer(self, stop: Stop) -> Trainer:
         account = Account(0.0, self.ranks.world_size)
         run = RunDir(self.folder)
-        return build(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
+        place = Place(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
+        return build(place)
 
     def _batches(self, loader: DevicePrefetcher) -> Batches:
         """Yield batches for ever; a loader that ends begins anew."""

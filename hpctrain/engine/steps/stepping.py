@@ -38,7 +38,7 @@ from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.timer import Timer
-from hpctrain.engine.session.exchange import Exchange
+from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
@@ -148,6 +148,7 @@ class Stepping:
             self._save()
         self.best.mark(self._saved)
         before, after = (overriding(self.parts, f"{when}_step") for when in ("before", "after"))
+        wants = overriding(self.parts, "wants_report")
         ends = stopped or bool(self._over) or self._pauses
         for batch in () if ends else self._batches():
             consumed = self.feed.state_dict()["consumed"]
@@ -158,7 +159,7 @@ class Stepping:
             self.exchange.made = False
             yield self.step, batch
             if not self.exchange.made:  # a loop of one's own knows nothing of it
-                self.exchange.reduce()
+                self.exchange.reduce([])
             self.step = self.notes.step = self.step + 1
             self.meter.after_step(self.step, consumed, batch)
             self.display.advance(self.step)
@@ -166,7 +167,7 @@ class Stepping:
                 call(self.step, batch)
             self._go_on_saving()
             done = self.step == self.max_steps
-            logs = self.step % self.every.log == 0 or done
+            logs = self.step % self.every.log == 0 or done or any(call() for call in wants)
             self.health.judge(late=not logs)
             if done:
                 self._finish()
@@ -288,6 +289,8 @@ class Stepping:
     def _resume(self) -> int:
         """Go on from the newest checkpoint, if there is one; return its step, or 0."""
         marks.enter(marks.LOAD)
+        for part in self.parts:
+            part.session = self
         by_steps = (self.every.checkpoint or self.max_steps + 1) <= self.max_steps
         by_clock = self.save_timer.flags()
         if self.every.at_end or by_steps or by_clock or self.best.metric is not None:
@@ -303,8 +306,6 @@ class Stepping:
                 log.info("going on from the checkpoint of step %d (read in %.1f s)", *known)
         else:
             self.checkpointer.modes.train()
-        for part in self.parts:
-            part.session = self
         self.call("begin", self.step)
         self.began_from(self.step, {step_of(path) for path in self.checkpointer.committed.damaged})
         # After a rollback without a checkpoint the run starts at step 0 again.

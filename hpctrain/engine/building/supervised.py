@@ -1,4 +1,4 @@
-"""Our own loop: one model, one task, one optimizer. It is the loop that the config names by default.
+"""Our own loop: one model, one task, one optimizer. A config names it if it names no other loop.
 
 loop: {_target_: hpctrain.supervised} ── build ── the steps of the session, each a TrainStep
 """

@@ -43,10 +43,10 @@ from tests.ranks import run_ranks
 PROGRAM = """\
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from hpctrain import marks
+from hpctrain.base.processes import marks
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
-from hpctrain.faults.observed import observed
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.faults.observed import observed
 
 HOW = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),

@@ -30,6 +30,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from hpctrain.base.files.disk import write_atomically
@@ -128,8 +129,11 @@ class Health:
         divides; `norm` is that of the global gradient, or None if it does not count.
         """
         norm = loss if norm is None else norm
-        self._offered.offer(together([loss, norm, own_loss, count]), self._begun)
-        return (self._offered.on_the_way and not self.undoes) or not self.problem
+        numbers = together([loss, norm, own_loss, count])
+        self._offered.offer(numbers, self._begun)
+        if isinstance(numbers, torch.Tensor) and not self.undoes:
+            return True
+        return not self.problem
 
     @property
     def problem(self) -> str:

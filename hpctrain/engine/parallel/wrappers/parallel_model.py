@@ -64,6 +64,7 @@ class ParallelModel:
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
+        self._divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
         self.loads = Loads(module)
@@ -114,7 +115,8 @@ class ParallelModel:
         Returns the norm before clipping, the same on all ranks: a float on a CPU.
         """
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
-        own, total = [local(g) for g in gradients], _global_norm(gradients, self.mesh)
+        own = [local(g) for g in gradients] if self._divided else gradients
+        total = _global_norm(gradients, self.mesh, divided=self._divided)
         if not isinstance(factor, torch.Tensor) or factor.is_cpu:
             # As below, to the last bit: torch divides a number by a tensor so.
             value = float(factor)
@@ -200,9 +202,13 @@ class ParallelModel:
         return nullcontext()
 
 
-def _global_norm(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks."""
-    if mesh.degrees.pp == 1 and not any(isinstance(g, DTensor) for g in gradients):
+def _global_norm(gradients: list[torch.Tensor], mesh: Mesh, *, divided: bool) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
+
+    `divided` says whether some may be DTensors.
+    """
+    divided = divided and any(isinstance(g, DTensor) for g in gradients)
+    if mesh.degrees.pp == 1 and not divided:
         if not gradients:
             return torch.zeros((), device=mesh.device)
         # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.

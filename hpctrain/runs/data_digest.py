@@ -10,7 +10,7 @@ from pathlib import Path
 
 import xxhash
 
-from hpctrain.config.rules import own_tasks
+from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.shards.index import FILE, Index
@@ -151,7 +151,7 @@ def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True
             raise ConfigError(f"{name}={field}: data.fields must list it")
     # Transforms may make any field.
     made = data.transforms or data.batch_transforms
-    for name, field in () if made else own_tasks.fields(config.task):
+    for name, field in () if made else fields(config.task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
         base = re.sub(r"_(length|offsets|document)$", "", field)
         if not {field, base} & {*(available := _available(index, data))}:

@@ -9,9 +9,9 @@ from typing import Any
 import omegaconf
 import pytest
 
+from hpctrain.config.explain import OTHER_NAMES
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.keys import COLUMNS, show
-from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.rules.division import bubble
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.layers.quantized import release

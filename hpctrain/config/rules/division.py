@@ -14,7 +14,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 
-ZERO_BUBBLE = ("zbv", "interleaved_zb")
+_ZERO_BUBBLE = ("zbv", "interleaved_zb")
 
 
 def bubble(schedule: str, pp: int, parts: int) -> float:
@@ -72,7 +72,7 @@ def expert_problems(
             f"{name}={experts} with parallel.ep={ep} and tp {degrees.tp}: data-parallel ranks "
             "divide the experts, use ep 1 or tp 1"
         )
-    if degrees.pp > 1 and schedule in ZERO_BUBBLE:
+    if degrees.pp > 1 and schedule in _ZERO_BUBBLE:
         yield (
             f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
             "interleaved, experts need a backward pass in one piece"

@@ -18,9 +18,9 @@ from unittest import mock
 import data_prep.cli
 import hpctrain.cli
 from hpctrain.config.gone import table
-from hpctrain.config.keys import row_of
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import all_keys
+from hpctrain.insight.reference.keys import row_of
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -120,7 +120,7 @@ def _dispatch(argv: list[str]) -> int:
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
     if {"--help", "-h"} & {first, *argv} and first not in COMMANDS:
-        from hpctrain.config.help import show
+        from hpctrain.insight.reference.help import show
 
         guard()
         return show(argv[1:] if first in ("--help", "-h") else [])
@@ -168,7 +168,7 @@ def _command(name: str, argv: list[str]) -> int:
             return _module(COMMANDS[name], argv)
         finally:
             if forms and {"-h", "--help"} & {*argv}:
-                from hpctrain.config.help import ALL
+                from hpctrain.insight.reference.help import ALL
 
                 print("\nother forms (each with --help):")
                 print(*re.findall(rf"^  {name} --?.*|^  {name} RUN --.*", ALL, re.M), sep="\n")

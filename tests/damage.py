@@ -200,8 +200,8 @@ def run(arguments: list[str]) -> Outcome:
     """Run a command in this process as `python -m hpctrain` or `python -m data_prep` does."""
     from data_prep.cli import main as data_prep
     from hpctrain.cli import _command
-    from hpctrain.config.translate.__main__ import main as translate
     from hpctrain.errors import HpctrainError
+    from hpctrain.insight.translate.__main__ import main as translate
 
     name, *rest = arguments
     main: Callable[[list[str]], int]

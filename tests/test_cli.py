@@ -11,8 +11,8 @@ import pytest
 
 import hpctrain
 from hpctrain import cli
-from hpctrain.config.help import ALL
 from hpctrain.errors import ConfigError
+from hpctrain.insight.reference.help import ALL
 from tests.conftest import run_module
 
 

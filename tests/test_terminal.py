@@ -191,12 +191,12 @@ def test_logs_are_exact_in_a_file_and_harmless_on_a_terminal(planted: Path) -> N
 def test_keys_of_foreign_configs(tmp_path: Path) -> None:
     file = tmp_path / f"a{EVIL}\nmodel: evil.json".replace("/", "")
     file.write_text(json.dumps({"zero_optimization": {"stage": 1}, f"k{EVIL}\nb": EVIL}))
-    found = shown("hpctrain.config.translate", str(file), cwd=tmp_path)
+    found = shown("hpctrain.insight.translate", str(file), cwd=tmp_path)
     assert SEEN in found
     assert not COMMAND.search(found)
     assert "\nmodel: evil" not in found  # such a line would be a key of the file that is made
     file.write_text(json.dumps({f"k{EVIL}\nerror: all is well": EVIL}))
-    found = shown("hpctrain.config.translate", str(file), cwd=tmp_path)
+    found = shown("hpctrain.insight.translate", str(file), cwd=tmp_path)
     assert SEEN in found
     assert not COMMAND.search(found)
     assert "\nerror: all is well" not in found
@@ -205,7 +205,7 @@ def test_keys_of_foreign_configs(tmp_path: Path) -> None:
     said = {".json": "nested too deeply", ".yaml": "maximum nesting depth"}
     for suffix, why in said.items():
         path = str(file.with_suffix(suffix))
-        found = shown("hpctrain.config.translate", path, cwd=tmp_path)
+        found = shown("hpctrain.insight.translate", path, cwd=tmp_path)
         assert why in found
         assert "Traceback" not in found
 

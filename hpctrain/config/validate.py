@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hpctrain.base.hardware import of_section
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
-from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, starting_weights
+from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import changed
@@ -38,7 +38,7 @@ _ALONE: _Rules = (
     (("data.val_sets",), lambda config: data_sets.val_set_problems(config.data)),
     (
         ("checkpoint.init_from", "checkpoint.init_rename"),
-        lambda config: starting_weights.problems(config.checkpoint),
+        lambda config: parameter_rules.starting_problems(config.checkpoint),
     ),
     (("hardware",), _hardware),
     (("notify.url",), lambda config: job.tracked(config.tracking, config.notify)),

@@ -14,11 +14,11 @@ from msgspec.structs import asdict
 
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.runs.checkpoints.weight_files import WeightFiles

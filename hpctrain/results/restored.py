@@ -10,7 +10,6 @@ from pathlib import Path
 
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.fitting_layout import fit_batch
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -22,6 +21,7 @@ from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.evaluation import evaluate
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
+from hpctrain.results.fitting_layout import fit_batch
 from hpctrain.runs.checkpoints.manifest import Manifest
 
 _FIRST_S = 2.0  # until the line that estimates the time

@@ -11,7 +11,7 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.config.rules import own_tasks
+from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.shards.index import FILE, Index
@@ -166,7 +166,7 @@ def _check_fields(
             raise ConfigError(f"{name}={field}: data.fields must list it")
     # Transforms may make any field.
     made = data.transforms or data.batch_transforms
-    for name, field in () if made else own_tasks.fields(task):
+    for name, field in () if made else fields(task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
         base = re.sub(r"_(length|offsets|document)$", "", field)
         if not {field, base} & {*(available := _available(index, data))}:

@@ -10,8 +10,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.config.composing.choices import as_typed, groups
+from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.composing.compose import extending
 from hpctrain.config.composing.compose_call import composed
@@ -22,6 +21,7 @@ from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError
+from hpctrain.insight.reference.help import as_typed
 from hpctrain.launch.freeze import check, freeze
 from tests.written import write_shards
 

@@ -9,13 +9,13 @@ from typing import Any
 import omegaconf
 import pytest
 
+from hpctrain.config.explain import OTHER_NAMES
 from hpctrain.config.frozen import known_keys
-from hpctrain.config.keys import COLUMNS, show
-from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError
+from hpctrain.insight.reference.keys import COLUMNS, show
 
 # The key without which the others of its section do nothing.
 SWITCHES = {"train.lora": "match", "data.windows": "field", "data.images": "field"}

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.keys import show
 from hpctrain.config.metric_registry import registered
 from hpctrain.errors import ConfigError
 from hpctrain.insight.monitor.cgroup import JobCgroup
 from hpctrain.insight.monitor.gpus import Gpus
 from hpctrain.insight.monitor.nvidia import Nvidia
 from hpctrain.insight.monitor.sensors import Sensors
+from hpctrain.insight.reference.keys import show
 from tests.monitor.nvml import Nvml
 
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.rules import targets
-from hpctrain.config.rules.arguments import problems, signature
-from hpctrain.config.rules.targets import problem
+from hpctrain.config.rules.targets import misfits, problem, signature
 
 MODULE = """
 from __future__ import annotations
@@ -122,7 +121,7 @@ def test_the_extra_of_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch
 
 
 def found(target: str, given: dict[str, Any]) -> list[str]:
-    return [*problems("model", {"_target_": target, **given}, signature(target))]
+    return [*misfits("model", {"_target_": target, **given}, signature(target))]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import yaml
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
-from hpctrain.config.translate.foreign import Translation, load, translate
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
+from hpctrain.insight.translate.foreign import Translation, load, translate
 from tests.conftest import make_composer, run_module
 
 Composed = Callable[..., Config]
@@ -409,12 +409,12 @@ def test_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "ds.json"
     text = json.dumps(ZERO_2)
     file.write_text(text.replace("{", "{\n  // of DeepSpeed\n  # hjson\n", 1))
-    shown = run_module("hpctrain.config.translate", str(file)).stdout
+    shown = run_module("hpctrain.insight.translate", str(file)).stdout
     assert shown.startswith("# @package _global_\n# Translated from ds.json\n")
     assert "#   zero_optimization.round_robin_gradients=true: no counterpart" in shown
     assert yaml.safe_load(shown)["train"]["accumulate"] == 2
     file.write_text(PLAIN)
-    assert "not JSON" in run_module("hpctrain.config.translate", str(file), code=2).stderr
+    assert "not JSON" in run_module("hpctrain.insight.translate", str(file), code=2).stderr
 
 
 def test_a_file_to_translate_is_a_regular_one_of_at_most_a_mebibyte(tmp_path: Path) -> None:

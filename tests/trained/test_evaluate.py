@@ -14,11 +14,11 @@ from torch import nn
 
 from hpctrain import load_run
 from hpctrain.base.terminal import progress_bar
-from hpctrain.config.fitting_layout import fit_layout
 from hpctrain.config.schema import Config
 from hpctrain.engine.parallel import recipe
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results import predictor, restored
+from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import chosen_checkpoint
 from hpctrain.tasks import Classification

@@ -59,6 +59,12 @@ def conf_dir() -> Path:
     return inside if inside.is_dir() else package.parent / "conf"
 
 
+def groups(conf: Path) -> dict[str, list[str]]:
+    """Return the config groups and the names of their choices, in alphabetical order."""
+    folders = (path for path in sorted(conf.iterdir()) if path.is_dir() and path.name != "hydra")
+    return {folder.name: sorted(p.stem for p in folder.glob("*.yaml")) for folder in folders}
+
+
 def read(path: Path, types: Mapping[str, str] | None = None) -> Any:
     """Return the value of a YAML file, as `parse` does; it may be a stranger's."""
     return parse(content(path), str(path), types)

@@ -29,8 +29,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files import yaml_file
-from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.config.composing.choices import groups
+from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types

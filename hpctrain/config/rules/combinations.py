@@ -10,8 +10,8 @@ from dataclasses import replace
 from hpctrain.config.rules import division
 from hpctrain.config.rules.batch_sizes import BatchSizes, named_sizes
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.division import block_problem, parts_problem
 from hpctrain.config.rules.pairs import refused
-from hpctrain.config.rules.pipeline_schedule import block_problem, parts_problem
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.parallel import SCHEDULES
 

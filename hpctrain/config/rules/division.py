@@ -1,7 +1,8 @@
-"""What the degrees of parallelism must divide: the heads of a model, the length of a sequence.
+"""What the degrees of parallelism must divide: heads, sequences, experts, the blocks of a pipeline.
 
 Of hpctrain's own Transformer the config says these numbers, so they are checked before a job is
-queued. Of other models they are known when the model is built.
+queued. Of other models they are known when the model is built. What a schedule of a pipeline needs,
+and how long its ranks wait, is here as well. This module does not import torch.
 """
 
 import functools
@@ -10,8 +11,55 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.pipeline_schedule import ZERO_BUBBLE
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema.parallel import SCHEDULES
+
+_ZERO_BUBBLE = ("zbv", "interleaved_zb")
+
+
+def bubble(schedule: str, pp: int, parts: int) -> float:
+    """Return the expected fraction of a step in which a rank of `pp` waits for the others.
+
+    It is (p - 1) / (m + p - 1) for p stages and m micro-batches, the parts of a step (Huang et al.
+    2019), and m is multiplied by the stages of a rank (Narayanan et al. 2021). For the zero-bubble
+    schedules (Qi et al. 2023) the forward pass and the two halves of the backward pass take the
+    same time; zbv then has no bubble from 2 p - 1 micro-batches on.
+    """
+    if schedule == "zbv":
+        return max(0.0, 1 - parts / (2 * pp - 1))
+    work = SCHEDULES[schedule] * parts * (3 if schedule == "interleaved_zb" else 1)
+    return (pp - 1) / (work + pp - 1)
+
+
+def block_problem(what: str, count: int, parallel: ParallelConfig, pp: int) -> str:
+    """Return why the stages cannot divide the blocks of a model among themselves; "" if they can.
+
+    `what` has these blocks, such as "Transformer has 4 blocks (layers)".
+    """
+    stages, asked = pp * SCHEDULES[parallel.pipeline.schedule], parallel.pipeline.blocks
+    if count < stages:
+        return (
+            f"parallel.pp={pp} with parallel.pipeline.schedule={parallel.pipeline.schedule} makes "
+            f"{stages} stages, but {what}, and each stage needs one"
+        )
+    if asked is None or sum(asked) == count:
+        return ""
+    even = [count // stages + (i < count % stages) for i in range(stages)]
+    return f"parallel.pipeline.blocks={asked} has {sum(asked)} blocks, but {what}, such as {even}"
+
+
+def parts_problem(schedule: str, pp: int, parts: int) -> str:
+    """Return why a schedule cannot have this number of micro-batches; "" if it can.
+
+    With fewer micro-batches than ranks, some ranks would always wait. torch refuses it for 1f1b,
+    and takes it for the others.
+    """
+    rounds = max(1, parts // pp)
+    if parts < pp:
+        return f"{parts} micro-batches are fewer than the {pp} ranks of the pipeline"
+    if schedule.startswith("interleaved") and parts % rounds:
+        return f"{parts} micro-batches cannot be divided into {rounds} rounds"
+    return ""
 
 
 def expert_problems(
@@ -24,7 +72,7 @@ def expert_problems(
             f"{name}={experts} with parallel.ep={ep} and tp {degrees.tp}: data-parallel ranks "
             "divide the experts, use ep 1 or tp 1"
         )
-    if degrees.pp > 1 and schedule in ZERO_BUBBLE:
+    if degrees.pp > 1 and schedule in _ZERO_BUBBLE:
         yield (
             f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
             "interleaved, experts need a backward pass in one piece"

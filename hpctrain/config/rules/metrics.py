@@ -1,18 +1,19 @@
 """The names of the metrics that a run produces: what the config tells, and what the run shows.
 
-Those of a task of ours are known before the run (`problems`). Those of a user's task are learned
+Those of a task of ours are known before the run (`problems`), as are the fields that it reads;
+tests/tasks compares them with what the tasks return. Those of a user's task are learned
 from the first log line and the first evaluation (`RequestedMetric`).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
-from hpctrain.config.rules import own_tasks
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 
@@ -22,13 +23,13 @@ _OF_SPEED = [metric.name for metric in registered("perf")]
 
 def names(config: Config) -> tuple[str, ...] | None:
     """Return the metrics that the run can produce; None for a task that is not ours."""
-    own = own_tasks.metrics(config.task)
+    own = of_task(config.task)
     if own is None:
         return None
     training = (*(f"train/{name}" for name in own), *_OF_TRAINING)
     sets = [] if config.data.evaluated is None else ["val"]
     sets += [f"val/{name}" for name in config.data.other_sets]
-    shown = (*own, *own_tasks.measured(config.task))
+    shown = (*own, *measured(config.task))
     evaluation = (f"{one}/{name}" for one in sets for name in shown)
     return (*training, *evaluation, *_OF_SPEED)
 
@@ -127,3 +128,49 @@ class RequestedMetric:
 
 def _of(group: str, seen: Collection[str]) -> list[str]:
     return [name for name in seen if name.startswith(f"{group}/")]
+
+
+# The arguments that name a field, or a list of fields.
+_FIELDS = {
+    "Classification": ("input", "target"),
+    "MultiLabel": ("input", "target"),
+    "Regression": ("input", "target"),
+    "LanguageModel": ("tokens",),
+}
+
+
+def of_task(task: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the sums of a section `task`, and what follows from them; None for a task not ours."""
+    match _kind(task):
+        case "Classification":
+            return ("loss", "accuracy", *(f"top{k}_accuracy" for k in task.get("top_k") or ()))
+        case "MultiLabel":
+            return ("loss", "accuracy", "precision", "recall", "f1")
+        case "Regression":
+            target = task.get("target")
+            named = task.get("channels") or (target if isinstance(target, list) else ())
+            errors = ("loss", "mse", "mae", "relative_l2")
+            return (*errors, *(f"mse/{name}" for name in named), "rmse")
+        case "LanguageModel":
+            return ("loss", "bits_per_byte", "perplexity")
+    return None
+
+
+def measured(task: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the metrics that only an evaluation has."""
+    given = task.get("metrics")
+    return tuple(given) if isinstance(given, dict) else ()
+
+
+def fields(task: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each key of a task of ours that names a field of the data, and the field."""
+    for name in _FIELDS.get(_kind(task), ()):
+        value = task.get(name)
+        for each in value if isinstance(value, list) else [value]:
+            if each is not None:
+                yield f"task.{name}", str(each)
+
+
+def _kind(task: Mapping[str, Any]) -> str:
+    package, _, kind = str(task.get("_target_")).rpartition(".")
+    return kind if package.startswith("hpctrain.tasks") and kind in _FIELDS else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import Signature
 from typing import Any
 
-from hpctrain.config.rules import arguments, own_loop, parameter_rules, targets
+from hpctrain.config.rules import own_loop, parameter_rules, targets
 from hpctrain.config.schema import Config
 
 _CLASS = "it must be package.module.Class"
@@ -49,7 +49,7 @@ class Called:
         node = self.node
         if known:
             node = {name: 1 for name in self.maybe if name in known.parameters} | dict(node)
-        yield from arguments.problems(self.key, node, known, self.positional, self.inner)
+        yield from targets.misfits(self.key, node, known, self.positional, self.inner)
 
 
 def called(config: Config) -> Iterator[Called]:
@@ -98,7 +98,7 @@ def problems(config: Config) -> Iterator[str]:
         if wrong := one.problem:
             yield wrong
         elif one.is_own:
-            yield from one.misfits(arguments.signature(one.node["_target_"]))
+            yield from one.misfits(targets.signature(one.node["_target_"]))
     if not own_loop.has_own(config):
         yield from parameter_rules.problems(config.optimizer)
 

@@ -1,11 +1,11 @@
-"""What each of `optimizer.groups` must look like, before there is a model with names to match."""
+"""What `optimizer.groups` and `checkpoint.init_*` must be, before there are names to match."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from hpctrain.config.rules import arguments, targets
-from hpctrain.config.schema import OptimizerConfig
+from hpctrain.config.rules import targets
+from hpctrain.config.schema import CheckpointConfig, OptimizerConfig
 
 NAMED = "named_parameters"  # an optimizer whose first argument has this name gets pairs
 NEEDS_CLOSURE = (
@@ -46,7 +46,7 @@ def _groups(config: OptimizerConfig) -> Iterator[str]:
     sets = config.layer_decay is not None or any(
         {"lr_factor", "weight_decay", "options"} & rule.keys() for rule in config.groups
     )
-    known = arguments.signature(config._target_)
+    known = targets.signature(config._target_)
     if sets and known and [*known.parameters][:1] == [NAMED]:
         yield (
             f"optimizer._target_={config._target_} takes {NAMED} and makes the groups itself: "
@@ -62,8 +62,8 @@ def weight_decay_of(config: OptimizerConfig) -> dict[str, float]:
 
 def _takes_weight_decay(target: str) -> bool:
     """Return whether an optimizer has an argument weight_decay; True where no source shows it."""
-    known = arguments.signature(target)
-    return known is None or "weight_decay" in known.parameters or arguments.takes_any(known)
+    known = targets.signature(target)
+    return known is None or "weight_decay" in known.parameters or targets.takes_any(known)
 
 
 def patterns(rule: dict[str, Any]) -> list[str]:
@@ -106,4 +106,22 @@ def _options(key: str, options: Any, target: str) -> Iterator[str]:
     if targets.is_own(target):
         given = {n: v for n, v in options.items() if n not in ("lr", "weight_decay")}
         node = {"_target_": target, "_partial_": True, **given}
-        yield from arguments.problems(key, node, arguments.signature(target), positional=1)
+        yield from targets.misfits(key, node, targets.signature(target), positional=1)
+
+
+def starting_problems(checkpoint: CheckpointConfig) -> Iterator[str]:
+    """Yield what is wrong in the keys `checkpoint.init_*`."""
+    if "://" in (checkpoint.init_from or ""):
+        yield (
+            f"checkpoint.init_from={checkpoint.init_from}: it must be a folder or a file on a disk "
+            "that the nodes see; download it first"
+        )
+    for i, rule in enumerate(checkpoint.init_rename):
+        key = f"checkpoint.init_rename[{i}]"
+        texts = [rule.get("match"), rule.get("to")]
+        if set(rule) != {"match", "to"} or not all(isinstance(each, str) for each in texts):
+            yield f"{key}={rule}: it must be {{match: PATTERN, to: NAME}}"
+            continue
+        stars = [str(each).count("*") for each in texts]
+        if stars[1] not in (0, stars[0]):
+            yield f"{key}={rule}: `to` has {stars[1]} times *, `match` has {stars[0]}"

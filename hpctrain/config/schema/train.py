@@ -71,7 +71,7 @@ class CompressionConfig:
 
 
 @dataclass
-class LocalSGDConfig:
+class _LocalSGDConfig:
     """DDP replicas train by themselves and are averaged now and then, for slow connections.
 
     With one rank it has no effect.
@@ -261,4 +261,4 @@ class TrainConfig:
     )
     lora: LoRAConfig = section(LoRAConfig)
     compression: CompressionConfig = section(CompressionConfig)
-    local_sgd: LocalSGDConfig = section(LocalSGDConfig)
+    local_sgd: _LocalSGDConfig = section(_LocalSGDConfig)

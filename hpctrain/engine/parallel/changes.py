@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.rules.division import bubble
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.layers.quantized import release
 from hpctrain.engine.parallel import second_gradients

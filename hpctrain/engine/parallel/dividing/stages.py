@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from hpctrain.config.rules.pipeline_schedule import block_problem
+from hpctrain.config.rules.division import block_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.engine.layers.plan import Plan

@@ -25,7 +25,7 @@ from typing import Self
 from hpctrain.base.hardware import Hardware, Link
 from hpctrain.base.units import ELEMENT_BYTES
 from hpctrain.config.optimizer_states import optimizer_states
-from hpctrain.config.rules.pipeline_schedule import bubble
+from hpctrain.config.rules.division import bubble
 from hpctrain.engine.building.flops import Flops
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import Matrix, ModelFacts

@@ -2,6 +2,13 @@
 
 import textwrap
 
+from hpctrain.base.files.yaml_file import conf_dir, groups
+from hpctrain.config.schema import all_members
+from hpctrain.insight.reference import keys
+
+# conf/config.yaml does not name these groups, so Hydra adds a choice of them.
+_ADDED = ("scaling",)
+
 _HELP = """\
 hpctrain: from a config to finished, trustworthy training runs on Slurm
 
@@ -73,7 +80,7 @@ Values (KEY=VALUE)
 {keys}
   --help keys, --help metrics                      every key; every metric
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
-  python -m hpctrain.config.translate FILE         a config of DeepSpeed or
+  python -m hpctrain.insight.translate FILE        a config of DeepSpeed or
                                                    Accelerate as an experiment
 
 --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own
@@ -88,20 +95,30 @@ saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 
 def show(topics: list[str]) -> int:
     """Print the help, or what is known of keys or metrics by their names or words."""
-    from hpctrain.base.files.yaml_file import conf_dir
-    from hpctrain.config import keys
-    from hpctrain.config.composing.choices import as_typed, groups, sections
-
     if topics == ["all"]:
         made = groups(conf_dir()).items()
         listed = [f"{as_typed(name):<12} {', '.join(choices)}" for name, choices in made]
-        columns = ["\n".join(map(_folded, lines)) for lines in (listed, sections())]
+        columns = ["\n".join(map(_folded, lines)) for lines in (listed, _sections())]
         print(ALL.format(groups=columns[0] + "\n", keys=columns[1]), end="")
     elif not topics:
         print(_HELP, end="")
     else:
         keys.show(topics)
     return 0
+
+
+def as_typed(group: str) -> str:
+    """Return how a command line names a group: those of no usual run need a plus, `+scaling`."""
+    return f"+{group}" if group in _ADDED else group
+
+
+def _sections() -> list[str]:
+    """Return one line per section of the schema: its name and its keys."""
+    return [
+        f"{member.name + '.':<12} {', '.join(vars(member.default))}"
+        for member in all_members()
+        if member.is_section and "." not in member.name
+    ]
 
 
 def _folded(line: str) -> str:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Sequence
 
 from hpctrain.config.metric_registry import registered
-from hpctrain.config.other_names import OTHER_NAMES
 from hpctrain.config.schema import all_keys, all_members
 from hpctrain.config.schema.key import REQUIRED, Member
 from hpctrain.errors import ConfigError
@@ -54,6 +53,8 @@ def _select(
     chosen = {name for name in names if name in known}
     found = {row[0] for row in rows if words and all(_has(row, word) for word in words)}
     if words and not found:
+        from hpctrain.config.explain import OTHER_NAMES  # with omegaconf
+
         found = {OTHER_NAMES.get(word, "") for word in words}
         if not found <= known:
             raise ConfigError(_unknown(words, sorted(known)))
@@ -72,6 +73,8 @@ def _plain(text: str) -> str:
 
 
 def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    from hpctrain.config.explain import OTHER_NAMES
+
     near = [OTHER_NAMES[word] for word in words if word in OTHER_NAMES]
     near = near or [n for word in words for n in difflib.get_close_matches(word, known, n=1)]
     hint = f"did you mean {' '.join(near)}? " if near else ""

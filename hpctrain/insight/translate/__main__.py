@@ -1,4 +1,4 @@
-"""`python -m hpctrain.config.translate FILE`: a config of DeepSpeed or Accelerate as ours."""
+"""`python -m hpctrain.insight.translate FILE`: a config of DeepSpeed or Accelerate as ours."""
 
 import argparse
 import sys
@@ -6,14 +6,14 @@ from pathlib import Path
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import guard, indented, printable
-from hpctrain.config.translate.foreign import load, translate
 from hpctrain.errors import HpctrainError
+from hpctrain.insight.translate.foreign import load, translate
 
 
 def main(argv: list[str]) -> int:
     """Print the translation of a file."""
     parser = argparse.ArgumentParser(
-        prog="python -m hpctrain.config.translate",
+        prog="python -m hpctrain.insight.translate",
         description="Translate a config of DeepSpeed or Hugging Face Accelerate into a "
         "file for conf/experiment. The comments in it name every key without a counterpart, and "
         "the reason.",

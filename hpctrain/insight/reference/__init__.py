@@ -1,0 +1,1 @@
+"""The reference: what `--help` says of commands, keys, choices and metrics."""

@@ -48,7 +48,7 @@ _NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
-class WorkerStopped(Exception):
+class _Stopped(Exception):
     """The worker was asked to stop while it waited."""
 
 
@@ -76,7 +76,7 @@ class Worker:
         is left to begin, because who reports takes what this report promotes: so a worker that has
         waited for `_LONGEST_S` gives its node back.
         """
-        with suppress(WorkerStopped):
+        with suppress(_Stopped):
             return self._next()
         self._owned.close()
         return None
@@ -87,7 +87,7 @@ class Worker:
         If run.json has no result, the trial has failed with the error. Without an error it is as it
         was, and another worker, or this one, goes on with it.
         """
-        with self._owned, suppress(WorkerStopped):
+        with self._owned, suppress(_Stopped):
             try:
                 if not self._told(piece) and error:
                     raise LaunchError(error)
@@ -121,7 +121,7 @@ class Worker:
             if (left := until - time.monotonic()) <= 0:
                 return
             time.sleep(min(left, _NAP_S))
-        raise WorkerStopped
+        raise _Stopped
 
     def _lock(self, name: str | Path) -> AbstractContextManager[int]:
         return file_lock(self._sweep / name, lambda: self._wait(_NAP_S))

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from hpctrain.launch.function import FunctionJob
+    from hpctrain.launch.function import FunctionJob, LocalFunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
     from hpctrain.results.loaded import LoadedRun
 
@@ -130,7 +130,7 @@ def submit_function(
     overrides: Sequence[str] = (),
     config_dir: Folder | None = None,
     **kwargs: Any,
-) -> FunctionJob:
+) -> FunctionJob | LocalFunctionJob:
     """Run a function as the ranks of a job, from a copy of the code.
 
     Each rank calls the function with the same arguments. It can call
@@ -159,11 +159,13 @@ def submit_function(
         LaunchError: The scheduler refuses the job.
     """
     from hpctrain.launch import function as functions
+    from hpctrain.runs.function_call import Call
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
     with _private_files():
         config, here = functions.compose([*shape, *overrides], config_dir)
-        return functions.submit(config, function, args, kwargs, here)
+        (job,) = functions.submit(config, [Call.of(function, args, kwargs)], here)
+        return job
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Submit any importable function as the ranks of a job.
 
-submit(config, f, args, kwargs) ── call.json, our script ── sbatch ── FunctionJob
+submit(config, calls) ── call.json ── SlurmExecutor ── FunctionJob, one for each call
 each rank: python -m hpctrain call FOLDER ── results/RANK.json ── job.results()
 """
 
@@ -9,24 +9,24 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import queue, sbatch
-from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
+from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
@@ -67,56 +67,73 @@ def compose(
 
 
 def submit(
-    config: Config,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    here: bool = False,
-) -> FunctionJob | LocalFunctionJob:
-    """Write the call and the script, and submit it; without a cluster, or `here`, start it here.
+    config: Config, calls: Sequence[Call], here: bool = False
+) -> list[FunctionJob | LocalFunctionJob]:
+    """Write the calls and submit them as one array; without a cluster, or `here`, start them here.
 
-    What cannot be written of the call is a ConfigError, and nothing was queued; a refusal of the
-    scheduler is a LaunchError.
+    The script lies beside the first call. A refusal of the scheduler is a LaunchError, and nothing
+    is left.
     """
-    call = Call.of(function, args, kwargs)
     if config.name == Config().name:
-        config.name = re.sub(r"[^A-Za-z0-9]", "-", call.name).strip("-")[:64]
+        config.name = re.sub(r"[^A-Za-z0-9]", "-", calls[0].name).strip("-")[:64]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-    folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
-    code = snapshot.take(config.launch, config.output_dir, config.data.path)
+    first = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
+    others = [first.with_name(f"{first.name}-{number}") for number in range(1, len(calls))]
     ranks = config.asked_world_sizes[0]
+    folders = [_Folder(path, ranks) for path in (first, *others)]
+    code = snapshot.take(config.launch, config.output_dir, config.data.path)
     cluster = sbatch.available() and not here
     if not cluster:
         local_runs.check(config)
-    script = sbatch_script(
-        config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
+    executor = SlurmExecutor(
+        first,
+        config,
+        len(calls),
+        command="call",
+        pythonpath=code.pythonpath if code else (),
+        max_running=config.launch.max_running if others else None,
     )
+    script = executor.text()
     if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, config)
     try:
-        with submit_lock([Path(config.output_dir)]) as locks:
-            for name in ("logs", "results", "batch"):
-                (folder / name).mkdir(parents=True)
+        with submit_lock([Path(config.output_dir)]) as executor.locks:
             if code:
                 code.write()
-            call.write(folder, code.digest if code else None)
-            if not cluster:
-                command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
-                job_id, process = local_runs.start(config.launch, folder / "logs", code, command)
-                return LocalFunctionJob(folder, job_id, ranks, process)
-            (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
-            (folder / "job.sh").write_text(script)
-            array = sbatch.sbatch(folder / "job.sh", config, locks)
-            write_atomically(folder / "job_id", array + "\n")
+            for folder, call in zip(folders, calls, strict=True):
+                for name in ("logs", "results"):
+                    (folder.path / name).mkdir(parents=True)
+                call.write(folder.path, code.digest if code else None)
+            if cluster:
+                executor.write([folder.path for folder in folders])
+                return list(executor.submit_array(folders))
+            return [
+                LocalExecutor(each.path / "logs", config.launch, code, "call").submit(each)
+                for each in folders
+            ]
     except queue.UnreachableError:
         raise  # the job may be queued
     except LaunchError:
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder.path, ignore_errors=True)
         raise
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
-    return FunctionJob(folder, f"{array}_0", ranks)
+        raise StorageError(f"{first}: cannot be written ({error.strerror})") from error
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The folder of a call, for the executors."""
+
+    path: Path
+    ranks: int
+
+    def queued(self, ids: Sequence[str], script: Path) -> FunctionJob:
+        return FunctionJob(self.path, ids[0], self.ranks, script)
+
+    def started(self, job_id: str, controller: Popen[bytes]) -> LocalFunctionJob:
+        return LocalFunctionJob(self.path, job_id, self.ranks, controller)
 
 
 _OVER = "launch.time_min was over; a function has no checkpoint, and is not begun again"
@@ -162,11 +179,11 @@ class _FunctionJob(LoggedJob):
 
 
 class FunctionJob(_FunctionJob, SlurmLoggedJob):
-    """A function that was submitted to Slurm; its job id is `ARRAYJOB_0`."""
+    """A function that was submitted to Slurm; its job id is `ARRAYJOB_TASK`."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
+    def __init__(self, folder: Path, job_id: str, ranks: int, script: Path) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder / "logs", job_id, folder / "job.sh")
+        super().__init__(folder / "logs", job_id, script)
 
 
 class LocalFunctionJob(_FunctionJob, LocalLoggedJob):

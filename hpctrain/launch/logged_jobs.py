@@ -219,6 +219,11 @@ class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
         runs = self._process is not None and self._process.poll() is None
         return {"jobState": "RUNNING" if runs else self._ended() or "FAILED"}
 
+    def wait(self) -> None:
+        """Wait for the end of the job, without the second between two looks of submitit's."""
+        if self._process is not None:
+            self._process.wait()
+
     def cancel(self, check: bool = True) -> None:
         """End the ranks: the controller passes SIGTERM on to them, with which a run saves."""
         if not self.done():

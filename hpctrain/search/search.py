@@ -38,6 +38,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.executors import LocalExecutor
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
@@ -125,7 +126,8 @@ class Search:
         count = min(self._settings.n_jobs, self._settings.n_trials)
         check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
-            print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
+            array = worker_arrays.executor(config, folder / "workers" / "array-0", count)
+            print(array.text(), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
         there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
@@ -290,8 +292,8 @@ class Search:
         """Let one worker run on this machine."""
         worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
-        command = [sys.executable, "-u", "-m", "hpctrain", "work", str(worker)]
-        _, process = local_runs.start(config.launch, worker / "logs", code, command)
+        executor = LocalExecutor(worker / "logs", config.launch, code, "work")
+        process = executor.start(worker)._process
         try:
             process.wait()
         except KeyboardInterrupt:

@@ -7,11 +7,11 @@ workers/0/         worker.json   logs/
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read, written
@@ -19,12 +19,14 @@ from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
-from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.schema import Config
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
 from hpctrain.search.trials import Found
+
+if TYPE_CHECKING:
+    from hpctrain.launch.executors import SlurmExecutor
 
 LEFT = "left"
 """The file that a worker leaves when it takes no more trials, although its job has not ended."""
@@ -42,11 +44,15 @@ class WorkerFile(Record, frozen=True):
         return read(cls, worker / "worker.json")
 
 
-def script(config: Config, folder: Path, count: int, pythonpath: Iterable[str] = ()) -> str:
-    """Return the text of the batch script for `count` workers with the nodes of `config`."""
-    return sbatch_script(
-        config,
+def executor(
+    config: Config, folder: Path, count: int, pythonpath: Iterable[str] = ()
+) -> SlurmExecutor:
+    """Return the executor that submits `count` workers with the nodes of `config`."""
+    from hpctrain.launch.executors import SlurmExecutor  # it imports submitit
+
+    return SlurmExecutor(
         folder,
+        config,
         count,
         pythonpath=[*map(Path, pythonpath)],
         max_running=config.launch.max_running,
@@ -105,23 +111,21 @@ def _notes(sweep: Path) -> dict[Path, WorkerFile]:
     return {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
 
 
-def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequence[int]) -> int:
+def _submit(sweep: Path, found: Found, config: Config, count: int, locks: Sequence[int]) -> int:
     """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
     A refusal of the scheduler is a LaunchError.
     """
     count, workers = min(count, sbatch.max_array_size()), list[Path]()
     folder = _new_folder(sweep, "array-")
-    job = folder / "job.sh"
+    array = executor(config, folder, count, found.pythonpath)
+    array.locks = locks
     try:
-        (folder / "batch").mkdir()
         for task in range(count):
-            note = WorkerFile(script=str(job), task=task)
+            note = WorkerFile(script=str(array.script), task=task)
             workers.append(new_worker(sweep, note))
-        job.write_text(script(config, folder, count, found.pythonpath))
-        (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
-        array = sbatch.sbatch(job, config, inherit)
-        write_atomically(folder / "job_id", f"{array}\n")
+        array.write(workers)
+        array.queue()
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
     except UnreachableError:
@@ -131,7 +135,7 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequ
             shutil.rmtree(path, ignore_errors=True)
         if count == 1 or not isinstance(error, sbatch.SubmitLimitError):
             raise
-        return _submit(sweep, found, config, (count + 1) // 2, inherit)
+        return _submit(sweep, found, config, (count + 1) // 2, locks)
     return count
 
 

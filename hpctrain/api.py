@@ -13,10 +13,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.base.files.disk import private_files
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
     from hpctrain.launch.output import say
     from hpctrain.launch.sweeps.sweep import Sweep
 
-    with _private_files(), composed(overrides, config_dir) as call:
+    with private_files(), composed(overrides, config_dir) as call:
         sweep = Sweep(call.folder, local=call.local, config_dir=call.composer.config_dir)
         for run in call.runs:
             sweep.add(run, call.composer.typed)
@@ -95,7 +95,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
                 f"{' '.join(overrides)}: {len(call.runs)} runs; train runs one, submit several"
             )
         config = call.composer.typed(call.runs[0])
-    with _private_files():
+    with private_files():
         run, code = train_here(config, [], began)
     if code == 130:
         raise KeyboardInterrupt(f"{run.name} has saved; the same call goes on from there")
@@ -162,19 +162,7 @@ def submit_function(
     from hpctrain.runs.function_call import Call
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
-    with _private_files():
+    with private_files():
         config, here = functions.compose([*shape, *overrides], config_dir)
         (job,) = functions.submit(config, [Call.of(function, args, kwargs)], here)
         return job
-
-
-@contextmanager
-def _private_files() -> Iterator[None]:
-    """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
-    from hpctrain.base.files.disk import umask
-
-    before = os.umask(umask())
-    try:
-        yield
-    finally:
-        os.umask(before)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,6 +20,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hpctrain.cluster.slurm import queue, sbatch
+from hpctrain.config import launcher_keys
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.schema import Config
@@ -37,12 +38,14 @@ _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 
 
 def compose(
-    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> tuple[Config, bool]:
     """Return a config with these overrides of `launch` and `site`, and whether to run here.
 
     That is `hydra/launcher=submitit_local`. A wrong override, or one of a training, is a
-    ConfigError.
+    ConfigError. `parameters` are submitit's, by its names, which have precedence.
     """
     for text in overrides:
         key = re.split(r"[.=@]", str(text).lstrip("+~"), maxsplit=1)[0]
@@ -52,6 +55,9 @@ def compose(
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} jobs; give single values")
         node, here = call.composer(call.runs[0]), call.local
+        for key, value, _ in launcher_keys.read(parameters or {}):
+            if key:
+                OmegaConf.update(node, key, value, force_add=True)
         config = from_omegaconf(OmegaConf.masked_copy(node, list(_SECTIONS)))
         config.data.path = config.output_dir
     validate_job(config, _SECTIONS)
@@ -147,7 +153,7 @@ class _FunctionJob(LoggedJob):
 
     def results(self) -> list[Any]:
         """Wait for the end of the job and return the results of all ranks, in their order."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         found = read_results(self._folder, self._ranks)
         # A failure of one rank makes others fail later.
         failed = [(each["time"], rank, each["error"]) for rank, each in found if "error" in each]
@@ -155,7 +161,7 @@ class _FunctionJob(LoggedJob):
             _, rank, trace = min(failed)
             raise FailedError(f"{self._folder.name}, rank {rank}:\n{trace}")
         if missing := set(range(self._ranks)) - {rank for rank, _ in found}:
-            state = self.state  # type: ignore[attr-defined]
+            state = self.state
             why = f" ({_OVER})" if state == "TIMEOUT" else ""
             raise FailedError(
                 f"{self._folder.name}: rank {min(missing)} has left no result, the job is {state}"
@@ -165,7 +171,7 @@ class _FunctionJob(LoggedJob):
 
     def answers(self) -> dict[int, Any]:
         """Wait for the end of the job and return the results of those ranks that have left one."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         found = read_results(self._folder, self._ranks)
         return {rank: each["value"] for rank, each in found if "value" in each}
 

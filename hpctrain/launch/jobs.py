@@ -41,7 +41,7 @@ class _RunJob(LoggedJob):
 
     def results(self) -> list[float | None]:
         """Wait for the end of the run and return its metric in a list."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         return [outcome(self.run, self._metric)]
 
     def submission(self) -> Any:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from submitit import LocalJob, SlurmJob
-from submitit.core.core import InfoWatcher
+from submitit.core.core import InfoWatcher, Job
 from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import read_job_id
 
@@ -61,7 +61,7 @@ class _RunPaths(JobPaths):  # type: ignore[misc]
         return found or [self._logs / names.replace("*", "0")]
 
 
-class LoggedJob:
+class LoggedJob(Job):  # type: ignore[misc]
     """What the jobs of runs and functions have in common, on Slurm and on this machine."""
 
     _paths: _RunPaths

@@ -40,6 +40,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.executors import SlurmExecutor
+from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
 
 
@@ -144,15 +145,19 @@ class Array:
 
     def _write_tasks(self) -> None:
         """Write the script and the list of its run directories."""
-        self._executor().write([entry.path for entry in self.entries])
+        self._executor().write([entry.run.path for entry in self.entries])
 
     def submit(self, locks: list[int]) -> None:
         """Submit the script; the entries get their jobs."""
         executor = self._executor()
         executor.locks = locks
-        executor.submit_array(self.entries)
-        first = self.entries[0]
-        self.job = ":".join(job.partition("_")[0] for job in (first.job, *first.behind))
+        metrics = [entry.config.metric for entry in self.entries]
+        jobs = executor.map_array(RunJob, [entry.run for entry in self.entries], metrics)
+        for entry, job in zip(self.entries, jobs, strict=True):
+            entry.mark(Status.QUEUED)
+            entry.handle = job
+            entry.job, *entry.behind = job.ids
+        self.job = ":".join(each.partition("_")[0] for each in jobs[0].ids)
 
 
 def plan(

@@ -8,8 +8,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 from hpctrain.base import secrets
@@ -66,25 +64,6 @@ class Entry:
     task: Task | None = None
     # The job of submitit, if this process has submitted it.
     handle: RunJob | LocalRunJob | None = None
-
-    @property
-    def path(self) -> Path:
-        """The run directory, which the job reads (`hpctrain.launch.executors.JobFolder`)."""
-        return self.run.path
-
-    def queued(self, ids: Sequence[str], script: Path) -> RunJob:
-        """Take the ids of its job, or of those of its chain, in the queue; return the job."""
-        self.mark(Status.QUEUED)
-        self.job, *self.behind = ids
-        known = self.run, self.config.metric, self.job, script
-        self.handle = RunJob(*known, behind=self.behind)
-        return self.handle
-
-    def started(self, job_id: str, controller: Popen[bytes]) -> LocalRunJob:
-        """Take the id of its job on this machine; return the job."""
-        self.job = job_id
-        self.handle = LocalRunJob(self.run, self.config.metric, job_id, controller)
-        return self.handle
 
     @property
     def state(self) -> str:

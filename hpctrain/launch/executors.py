@@ -1,10 +1,11 @@
 """submitit's executors, on which everything goes that we submit: what a job reads is a folder.
 
-    SlurmExecutor(folder, config).submit_array(folders) ── job.sh, sbatch ── jobs on Slurm
-    LocalExecutor(logs, launch, code).submit(folder) ── submitit's controller ── a job here
+    SlurmExecutor(folder, config).map_array(RunJob, runs, …) ── job.sh, sbatch ── RunJobs
+    LocalExecutor(run.path, launch, code).submit(LocalRunJob, run, …) ── LocalRunJob
 
 submitit gives a job a pickle; here each rank calls `python -m hpctrain COMMAND FOLDER`, which reads
-our files: `run` those of a run, `call` those of a function, `work` those of a search's worker.
+our files: `run` those of a run, `call` those of a function, `work` those of a search's worker. So
+`submit` and `map_array` take no function, but the class of the job and what it is made of.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
-from typing import Any, Protocol
+from typing import Any
 
 import submitit
 
@@ -31,20 +32,6 @@ from hpctrain.errors import LaunchError
 from hpctrain.runs.code.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
-
-
-class JobFolder(Protocol):
-    """A folder that a job reads; it is what the executors take instead of a function."""
-
-    @property
-    def path(self) -> Path:
-        """The folder; it has, or gets, a folder `logs`."""
-
-    def queued(self, ids: Sequence[str], script: Path) -> submitit.SlurmJob:
-        """Return its job, which Slurm has queued as `ids`: several are a chain."""
-
-    def started(self, job_id: str, controller: Popen[bytes]) -> submitit.LocalJob:
-        """Return its job, which runs here."""
 
 
 class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
@@ -120,7 +107,7 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
     def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
         ids, pack = self.queue(), self._config.launch.pack
         return [
-            each.function.queued([f"{one}_{number // pack}" for one in ids], self.script)
+            each.function(*each.args, [f"{one}_{number // pack}" for one in ids], self.script)
             for number, each in enumerate(delayed_submissions)
         ]
 
@@ -140,17 +127,18 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
     """Starts the ranks of one job on this machine.
 
     Args:
-        logs: The folder of the ranks' logs.
+        job: The folder that the ranks read; their logs are in its folder `logs`.
         launch: How many ranks, and their time limit.
         code: The code snapshot that they import, or None for the code as it is.
-        command: What each rank calls with the folder of the job.
+        command: What each rank calls with the folder.
     """
 
     def __init__(
-        self, logs: Path, launch: LaunchConfig, code: Snapshot | None, command: str = "run"
+        self, job: Path, launch: LaunchConfig, code: Snapshot | None, command: str = "run"
     ) -> None:
-        super().__init__(logs)
-        self._code, self._command = code, command
+        super().__init__(job / "logs")
+        words = [sys.executable, "-u", "-m", "hpctrain", command, str(job)]
+        self._code, self._command = code, shlex.join(words)
         self.update_parameters(
             tasks_per_node=launch.tasks_per_node,
             timeout_min=launch.limit_min,
@@ -158,15 +146,13 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
             stderr_to_stdout=True,
         )
 
-    def start(self, folder: Path) -> submitit.LocalJob:
-        """Start the ranks; the job's process is their controller, which passes signals on."""
-        command = [sys.executable, "-u", "-m", "hpctrain", self._command, str(folder)]
-        return self._submit_command(shlex.join(command))
+    def start(self) -> Popen[bytes]:
+        """Start the ranks; return their controller, which passes signals on to them."""
+        process: Popen[bytes] = self._submit_command(self._command)._process
+        return process
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[Any]) -> list[Any]:
-        folders = [each.function for each in delayed_submissions]
-        jobs = [(folder, self.start(folder.path)) for folder in folders]
-        return [folder.started(job.job_id, job._process) for folder, job in jobs]
+        return [each.function(*each.args, self.start()) for each in delayed_submissions]
 
     def _submit_command(self, command: str) -> submitit.LocalJob:
         # Ctrl-C reaches every process of the terminal, and submitit's controller would kill the

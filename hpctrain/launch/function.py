@@ -11,7 +11,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from subprocess import Popen
@@ -85,8 +84,7 @@ def submit(
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
     first = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
     others = [first.with_name(f"{first.name}-{number}") for number in range(1, len(calls))]
-    ranks = config.asked_world_sizes[0]
-    folders = [_Folder(path, ranks) for path in (first, *others)]
+    folders, ranks = [first, *others], config.asked_world_sizes[0]
     code = snapshot.take(config.launch, config.output_dir, config.data.path)
     cluster = sbatch.available() and not here
     if not cluster:
@@ -109,37 +107,24 @@ def submit(
                 code.write()
             for folder, call in zip(folders, calls, strict=True):
                 for name in ("logs", "results"):
-                    (folder.path / name).mkdir(parents=True)
-                call.write(folder.path, code.digest if code else None)
+                    (folder / name).mkdir(parents=True)
+                call.write(folder, code.digest if code else None)
             if cluster:
-                executor.write([folder.path for folder in folders])
-                return list(executor.submit_array(folders))
+                executor.write(folders)
+                return list(executor.map_array(FunctionJob, folders, [ranks] * len(calls)))
+            starts = [LocalExecutor(each, config.launch, code, "call") for each in folders]
             return [
-                LocalExecutor(each.path / "logs", config.launch, code, "call").submit(each)
-                for each in folders
+                start.submit(LocalFunctionJob, folder, ranks)
+                for start, folder in zip(starts, folders, strict=True)
             ]
     except queue.UnreachableError:
         raise  # the job may be queued
     except LaunchError:
         for folder in folders:
-            shutil.rmtree(folder.path, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     except OSError as error:
         raise StorageError(f"{first}: cannot be written ({error.strerror})") from error
-
-
-@dataclass(frozen=True)
-class _Folder:
-    """The folder of a call, for the executors."""
-
-    path: Path
-    ranks: int
-
-    def queued(self, ids: Sequence[str], script: Path) -> FunctionJob:
-        return FunctionJob(self.path, ids[0], self.ranks, script)
-
-    def started(self, job_id: str, controller: Popen[bytes]) -> LocalFunctionJob:
-        return LocalFunctionJob(self.path, job_id, self.ranks, controller)
 
 
 _OVER = "launch.time_min was over; a function has no checkpoint, and is not begun again"
@@ -187,14 +172,14 @@ class _FunctionJob(LoggedJob):
 class FunctionJob(_FunctionJob, SlurmLoggedJob):
     """A function that was submitted to Slurm; its job id is `ARRAYJOB_TASK`."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: int, script: Path) -> None:
+    def __init__(self, folder: Path, ranks: int, ids: Sequence[str], script: Path) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder / "logs", job_id, script)
+        super().__init__(folder / "logs", ids, script)
 
 
 class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
     """A function that runs here."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
+    def __init__(self, folder: Path, ranks: int, process: Popen[bytes]) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder / "logs", job_id, process)
+        super().__init__(folder / "logs", process)

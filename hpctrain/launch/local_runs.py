@@ -15,6 +15,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
+from hpctrain.launch.jobs import LocalRunJob
 from hpctrain.launch.output import say
 from hpctrain.runs.sweep_overrides import label
 
@@ -48,7 +49,9 @@ def run_all(entries: list[Entry]) -> None:
 
 
 def _run(entry: Entry) -> None:
-    job = LocalExecutor(entry.run.logs, entry.config.launch, entry.code).submit(entry)
+    executor = LocalExecutor(entry.run.path, entry.config.launch, entry.code)
+    entry.handle = job = executor.submit(LocalRunJob, entry.run, entry.config.metric)
+    entry.job = job.job_id
     try:
         job.wait()
     except KeyboardInterrupt:

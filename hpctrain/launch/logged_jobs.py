@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from submitit import LocalJob, SlurmJob
@@ -173,12 +174,10 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 
     watcher = _QueueWatcher()
 
-    def __init__(
-        self, logs: Path, job_id: str, script: Path | None, behind: Sequence[str] = ()
-    ) -> None:
-        self._chain = [job_id, *behind]
-        super().__init__(folder=logs, job_id=self._chain[-1])
-        self._paths = _RunPaths(logs, job_id, script)
+    def __init__(self, logs: Path, ids: Sequence[str], script: Path | None) -> None:
+        self.ids = ids
+        super().__init__(folder=logs, job_id=ids[-1])
+        self._paths = _RunPaths(logs, ids[0], script)
 
     @property
     def state(self) -> str:
@@ -197,7 +196,7 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
     def cancel(self, check: bool = True) -> None:
         """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
         try:
-            queue.cancel(self._chain)
+            queue.cancel(self.ids)
         except LaunchError as error:
             if check:
                 raise
@@ -207,9 +206,9 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
     """A job on this machine, under submitit's controller process, whose id is that of the job."""
 
-    def __init__(self, logs: Path, job_id: str, process: Any) -> None:
-        super().__init__(folder=logs, job_id=job_id, process=process)
-        self._paths = _RunPaths(logs, job_id)
+    def __init__(self, logs: Path, process: Popen[bytes]) -> None:
+        super().__init__(folder=logs, job_id=str(process.pid), process=process)
+        self._paths = _RunPaths(logs, self._job_id)
 
     def _register_in_watcher(self) -> None:
         """Do nothing: there is no scheduler."""

@@ -292,8 +292,7 @@ class Search:
         """Let one worker run on this machine."""
         worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
-        executor = LocalExecutor(worker / "logs", config.launch, code, "work")
-        process = executor.start(worker)._process
+        process = LocalExecutor(worker, config.launch, code, "work").start()
         try:
             process.wait()
         except KeyboardInterrupt:

@@ -71,10 +71,6 @@ class Array:
         config = self.entries[0].config
         return replace(config, launch=replace(config.launch, pack=self.pack))
 
-    @property
-    def script(self) -> Path:  # noqa: D102
-        return self.folder / "job.sh"
-
     def text(self) -> str:
         """Return the text of the batch script."""
         return self._executor().text()
@@ -103,7 +99,7 @@ class Array:
         try:
             self._write_tasks()
             for number, entry in enumerate(self.entries):
-                entry.task = str(self.script), number // self.pack
+                entry.task = str(self.folder / "job.sh"), number // self.pack
             self.freeze(sweep)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error

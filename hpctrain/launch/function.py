@@ -112,10 +112,11 @@ def submit(
             if cluster:
                 executor.write(folders)
                 return list(executor.map_array(FunctionJob, folders, [ranks] * len(calls)))
-            starts = [LocalExecutor(each, config.launch, code, "call") for each in folders]
             return [
-                start.submit(LocalFunctionJob, folder, ranks)
-                for start, folder in zip(starts, folders, strict=True)
+                LocalExecutor(each, config.launch, code, "call").submit(
+                    LocalFunctionJob, each, ranks
+                )
+                for each in folders
             ]
     except queue.UnreachableError:
         raise  # the job may be queued

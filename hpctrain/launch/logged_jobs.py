@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
 
 from submitit import LocalJob, SlurmJob
 from submitit.core.core import InfoWatcher, Job
@@ -66,14 +65,6 @@ class LoggedJob(Job):  # type: ignore[misc]
     """What the jobs of runs and functions have in common, on Slurm and on this machine."""
 
     _paths: _RunPaths
-
-    def results(self) -> list[Any]:
-        """Wait for the end of the job and return its results."""
-        raise NotImplementedError
-
-    def result(self) -> Any:
-        """Wait for the end of the job and return its first result."""
-        return self.results()[0]
 
     def exception(self) -> HpctrainError | None:
         """Wait for the end of the job and return the error that `result` would raise, or None."""
@@ -209,9 +200,6 @@ class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
     def __init__(self, logs: Path, process: Popen[bytes]) -> None:
         super().__init__(folder=logs, job_id=str(process.pid), process=process)
         self._paths = _RunPaths(logs, self._job_id)
-
-    def _register_in_watcher(self) -> None:
-        """Do nothing: there is no scheduler."""
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return the state of the job under the key `jobState`."""

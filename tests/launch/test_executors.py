@@ -1,7 +1,7 @@
 """submitit is on the road: what is submitted goes through its executors, which are ours."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import submitit
 from submitit.core.core import Executor
 
 import hpctrain
+from hpctrain.cluster.slurm import partition_limit, sbatch
 from hpctrain.config.composing import compose as command_line
 from hpctrain.errors import ConfigError
 from hpctrain.launch import resume
@@ -47,14 +48,20 @@ def where(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Slurm that takes every job, and knows none of them afterwards."""
+    answers = (sbatch.max_array_size, partition_limit.cluster_config, partition_limit._partitions)
+    for answer in answers:
+        answer.cache_clear()
     folder = tmp_path / "bin"
     folder.mkdir()
     for name, text in SLURM.items():
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    yield
+    for answer in answers:
+        answer.cache_clear()
 
 
 @pytest.fixture

@@ -24,8 +24,6 @@ from hpctrain.base.files.disk import umask
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import exact, guard, harmless, indented
 from hpctrain.cluster.ranks.leaving import exit_at_once_if_group_is_open
-from hpctrain.config import gone
-from hpctrain.config.help import ALL, show
 from hpctrain.engine.faults import early_signals
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
@@ -56,6 +54,9 @@ FORMS = {
     "report": {"--plot": "hpctrain.insight.report.plot_command"},
     "doctor": {"--env": "hpctrain.cluster.ranks.report"},
 }
+# Ranks of a job, which ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
+_RANKS = ("run", "work", "call")
+_OTHERS = ("freeze", *_RANKS)
 
 
 def main() -> None:
@@ -66,8 +67,7 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     code = 1
     try:
-        # The ranks of a local job ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
-        if sys.argv[1:2] not in (["run"], ["work"], ["call"]):
+        if not {*sys.argv[1:2]} & {*_RANKS}:
             early_signals.heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
@@ -116,42 +116,47 @@ def _nobody_reads() -> bool:
 
 
 def _dispatch(argv: list[str]) -> int:
-    ranks: dict[str, Callable[[list[str]], int]] = {
-        "run": _run,
-        "work": partial(_module, "hpctrain.search.worker"),  # a rank of a worker of a search
-        "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
-    }
-    commands: dict[str, Callable[[list[str]], int]] = {
-        **{name: partial(_command, name) for name in COMMANDS},
-        "freeze": _freeze,
-        **ranks,
-    }
     if "LOCAL_RANK" in os.environ:  # torch.distributed.launch says it on the command line, too
         argv = [text for text in argv if not re.fullmatch(r"--local[-_]rank=\d+", text)]
     first = argv[0] if argv else "--help"
     if {"--help", "-h"} & {first, *argv} and first not in COMMANDS:
+        from hpctrain.config.help import show
+
         guard()
         return show(argv[1:] if first in ("--help", "-h") else [])
-    if "--version" in argv and first not in commands:  # Hydra would print its own
+    if "--version" in argv and first not in (*COMMANDS, *_OTHERS):  # Hydra would print its own
         print(f"hpctrain {__version__}")
         return 0
-    if first in ranks:
+    if first.startswith(("-", "+", "~")) or "=" in first:
+        return _train(argv)
+    return _call(first, argv)
+
+
+def _call(first: str, argv: list[str]) -> int:
+    """Run the command of this name, or say that there is none."""
+    from hpctrain.config import gone
+
+    commands: dict[str, Callable[[list[str]], int]] = {
+        **{name: partial(_command, name) for name in COMMANDS},
+        "freeze": _freeze,
+        "run": _run,
+        "work": partial(_module, "hpctrain.search.worker"),  # a rank of a worker of a search
+        "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
+    }
+    if first in _RANKS:
         _begin_rank(first)
     elif first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
         guard()
-    if not first.startswith("-") and "=" not in first:
-        gone.check_command("hpctrain", argv)
+    gone.check_command("hpctrain", argv)
     if first in commands:
         return commands[first](argv[1:])
-    if not first.startswith(("-", "+", "~")) and "=" not in first:
-        meant = "".join(difflib.get_close_matches(first, commands, n=1))
-        hint = f"did you mean {meant}? " if meant else ""
-        raise ConfigError(
-            f"{first}: no such command; {hint}commands are {', '.join(commands)}, "
-            "and a training takes KEY=VALUE arguments (--help shows both)"
-        )
-    return _train(argv)
+    meant = "".join(difflib.get_close_matches(first, commands, n=1))
+    hint = f"did you mean {meant}? " if meant else ""
+    raise ConfigError(
+        f"{first}: no such command; {hint}commands are {', '.join(commands)}, "
+        "and a training takes KEY=VALUE arguments (--help shows both)"
+    )
 
 
 def _command(name: str, argv: list[str]) -> int:
@@ -163,6 +168,8 @@ def _command(name: str, argv: list[str]) -> int:
             return _module(COMMANDS[name], argv)
         finally:
             if forms and {"-h", "--help"} & {*argv}:
+                from hpctrain.config.help import ALL
+
                 print("\nother forms (each with --help):")
                 print(*re.findall(rf"^  {name} --?.*|^  {name} RUN --.*", ALL, re.M), sep="\n")
     return _module(forms[form], [word for word in argv if word != form])

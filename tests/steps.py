@@ -14,18 +14,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving.part import facts
+from hpctrain.engine.faults.health import Health
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.schedule import Schedule
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.loop.trainer import Trainer
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display
+from hpctrain.engine.parts.timer import Timer
+from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.steps.stepping import Every, Stepping
+from hpctrain.engine.supervised.evaluations import Evaluations
+from hpctrain.engine.supervised.schedule import Schedule
+from hpctrain.engine.supervised.step import TrainStep, Update
+from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
@@ -78,13 +84,33 @@ def make(accumulate: int = 1, clip_norm: float | None = None, dropout: float = 0
     """Return a training step on a small MLP, which has the same weights at each call."""
     torch.manual_seed(0)
     model = alone(MLP(64, [16], 10, dropout), accumulate)
-    return TrainStep(
-        model,
-        Classification(),
-        torch.optim.AdamW(model.parameters, lr=1e-3),
-        clip_norm=clip_norm,
-        stop=Stop(),
-    )
+    optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
+    return step_of(model, Classification(), optimizer, clip_norm)
+
+
+def step_of(
+    model: ParallelModel,
+    task: Any,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float | None = None,
+    health: Health | None = None,
+    base_lr: float | None = None,
+    asking: Sequence[Any] = (),
+    parts: Sequence[Part] = (),
+) -> TrainStep:
+    """Return a training step, in whose reduction a stop request has its flags."""
+    every = [*asking, *filter(None, [model.unused])]
+    if not any(isinstance(each, Stop) for each in every):
+        every = [Stop(), *every]
+    exchange = Exchange(model.mesh, every)
+    step = TrainStep(model, task, optimizer, Update(clip_norm, base_lr), exchange, health)
+    step.parts = parts
+    return step
+
+
+def stop_of(step: TrainStep) -> Stop:
+    """Return the stop request that a step asks for."""
+    return next(each for each in step.exchange.asking if isinstance(each, Stop))
 
 
 def alone(module: nn.Module, accumulate: int = 1, device: torch.device = CPU) -> ParallelModel:
@@ -112,21 +138,43 @@ class NoMeter:
 
 
 def trainer_of(
-    step: TrainStep, folder: Path, max_steps: int, every: Every, **options: Any
+    step: TrainStep,
+    folder: Path,
+    max_steps: int,
+    every: Every,
+    *,
+    loader: Any = None,
+    evaluations: Mapping[str, Any] = {},
+    evaluate_every: int | None = 100,
+    parts: Sequence[Part] = (),
+    asked: Sequence[RequestedMetric] = (),
+    **options: Any,
 ) -> Trainer:
     """Return a trainer of a step, which shows and tracks nothing; each rank has its own numbers."""
+    schedule = Schedule(0.1, SchedulerConfig("constant"), max_steps)
+    of_evaluation = Evaluations(step, evaluations, evaluate_every, asked)
+    timers = [each for each in step.exchange.asking if isinstance(each, Timer)]
     given: dict[str, Any] = {
-        "schedule": Schedule(0.1, SchedulerConfig("constant"), max_steps),
-        "loader": None,
         "checkpointer": Checkpointer(folder, 9, here(), step.model, step.optimizer),
         "tracker": NullTracker(),
         "display": Display(),
         "device": step.model.mesh.device,
         "meter": NoMeter(),
+        "save_timer": timers[0] if timers else Timer(),
+        "states": {"precision": step.model.precision},
     }
-    return Trainer(
-        train_step=step, stop=step.stop, max_steps=max_steps, every=every, **(given | options)
+    session = Stepping(
+        feed=loader,
+        exchange=step.exchange,
+        stop=stop_of(step),
+        health=step.health,
+        max_steps=max_steps,
+        every=every,
+        parts=[step, *parts, of_evaluation, schedule],
+        **(given | options),
     )
+    of_evaluation.session = session
+    return Trainer(session, step, schedule, loader, None, evaluations)
 
 
 def stack_of_one_device(values: Sequence[torch.Tensor]) -> torch.Tensor:

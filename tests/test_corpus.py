@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpctrain.base.names.run_record import Attempt, BestValue, Followed, RunRecord, Submission
+from hpctrain.base.names.run_record import AttemptRecord, BestValue, Followed, RunRecord, Submission
 from hpctrain.base.names.step_names import step_name
 from hpctrain.config.frozen import dump, load, values_of
 from hpctrain.config.gone import without_gone_keys
@@ -71,7 +71,7 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert record.result["train/loss"] == math.inf
     assert (record.left_out, record.lowered_in) == (((3, 192),), ("12_3", 0))
     assert record.best_by_jobs == Followed(metric="val/loss", lower=True)
-    assert record.attempts[0] != Attempt()
+    assert record.attempts[0] != AttemptRecord()
     facts = Facts.read(runs / MADE)
     assert (facts.damage, math.isnan(facts.progress.metrics["val/loss"])) == ("", True)
     (found,) = recorded.read_all(runs / MADE)

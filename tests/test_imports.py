@@ -33,7 +33,7 @@ NO_TORCH = (
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
     "base cluster data engine.checkpoint engine.distributed engine.faults "
-    "engine.job.fit engine.layers engine.looking engine.loop engine.parallel engine.parts "
+    "engine.job.fit engine.layers engine.looking engine.supervised engine.parallel engine.parts "
     "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
@@ -159,6 +159,29 @@ def test_data_prep_takes_only_the_format() -> None:
                         f"{module} imports {name}"
                     )
                 assert name.partition(".")[0] != "torch"
+
+
+def test_the_name_of_a_public_class_is_that_of_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for module, file in FILES.items():
+        for node in tree(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
+
+
+def test_no_function_has_ten_arguments() -> None:
+    """But a model that a config describes, and the loader, which is written as torch's is."""
+    many = [
+        f"{module}:{node.lineno} {node.name}"
+        for module, file in FILES.items()
+        if room(module) != "models" and module != "hpctrain.data.loading.loader"
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for given in [[*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+        if len({one.arg for one in given} - {"self", "cls"}) >= 10
+    ]
+    assert many == []
 
 
 def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:

@@ -28,6 +28,7 @@ from hpctrain.base.files.disk import expanded
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.gone import without_gone_keys
+from hpctrain.config.rules.own_loop import OURS
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
 from hpctrain.errors import ConfigError, DamageError
 
@@ -50,6 +51,9 @@ def typed(node: DictConfig) -> Config:
         if OmegaConf.get_type(node, "launch") is not LaunchConfig:
             plain = OmegaConf.to_container(node)
             node = DictConfig(OmegaConf.merge(OmegaConf.structured(Config), plain))
+        own = OmegaConf.select(node, "loop._target_") not in (None, OURS)
+        if own and OmegaConf.is_missing(node.data, "path"):
+            node.data.path = ""  # the loop may make its own data
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         missing = min(OmegaConf.missing_keys(node))
@@ -67,7 +71,8 @@ def typed(node: DictConfig) -> Config:
 def with_absolute_paths(config: Config) -> Config:
     """Make the paths of a config absolute, in place, and return it."""
     config.output_dir = os.path.abspath(expanded(config.output_dir, "output_dir"))
-    config.data.path = _absolute(config.data.path, "data.path")
+    if config.data.path:  # a loop may make its own data
+        config.data.path = _absolute(config.data.path, "data.path")
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
         config.data.subset = _absolute(config.data.subset, "data.subset")
     for part in (*config.data.mixture, *config.data.val_sets):

@@ -19,7 +19,7 @@ from typing import Any
 
 from hpctrain.base import secrets
 from hpctrain.config.schema import Config, all_members
-from hpctrain.config.schema.key import keys
+from hpctrain.config.schema.key import changed, keys
 
 # Raise it when a config of before would now mean another run: a default has changed, or a key that
 # decides the result has another name. Then every run has a new name.
@@ -38,8 +38,8 @@ def identity(config: Config, data_digest: str) -> dict[str, Any]:
     variables = secrets.known()  # a renewed token does not make another run
     content = {
         key.name: secrets.referenced(value, variables)
-        for key in keys(type(config))
-        if key.identity and (value := _relevant(key.name, key.value(config))) != key.default
+        for key, given in changed(config)
+        if key.identity and (value := _relevant(key.name, given)) != key.default
     }
     return {"identity_version": IDENTITY_VERSION, "data_digest": data_digest, **content}
 

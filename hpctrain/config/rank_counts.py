@@ -4,6 +4,7 @@ ranks ── degrees ── shares, combinations, divisions, samples, batch size
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.combinations import division_problems, parallel_problems
@@ -49,11 +50,12 @@ def _fits(config: Config, nodes: int) -> bool:
 def size_problems(config: Config, ranks: int) -> Iterator[str]:
     """Yield what is wrong for this number of ranks."""
     try:
-        degrees = Degrees.of(config.parallel, ranks, _job(config, ranks))
+        degrees = Degrees.of(config.parallel, ranks, partial(_job, config, ranks))
     except ConfigError as error:
         yield str(error)
         return
-    if wrong := list(batch_sizes.weight_problems(config, degrees)):
+    weighted = config.parallel.weights is not None
+    if weighted and (wrong := list(batch_sizes.weight_problems(config, degrees))):
         yield from wrong
         return
     yield from parallel_problems(config, degrees)

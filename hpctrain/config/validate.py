@@ -4,18 +4,51 @@
 
 The rule of a single key stands with the key in `hpctrain.config.schema`, and the rules between keys
 in `hpctrain.config.rules`, one file for each subject. With a wrong value, rules between keys would
-report confusing problems, so they come second.
+report confusing problems, so they come second. What has its default is right by itself, so a rule
+is only asked if the config gives one of the keys that it is about.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hpctrain.base.hardware import of_section
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
-from hpctrain.config.rules import data_sets, job, metrics, objects, starting_weights
+from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, starting_weights
 from hpctrain.config.rules.pairs import refused
-from hpctrain.config.schema import Config, all_keys
+from hpctrain.config.schema import Config
+from hpctrain.config.schema.key import changed
 from hpctrain.errors import ConfigError
+
+
+def _hardware(config: Config) -> Iterator[str]:
+    try:
+        of_section(config.hardware)
+    except ConfigError as error:
+        yield str(error)
+
+
+# What the keys begin with that a rule is about, and the rule.
+_Rules = tuple[tuple[tuple[str, ...], Callable[[Config], Iterable[str]]], ...]
+
+_ALONE: _Rules = (
+    (("",), objects.problems),
+    (("",), lambda config: job.for_a_shell(plain(config))),
+    (("data.mixture",), lambda config: data_sets.problems(config.data)),
+    (("",), lambda config: job.written_secrets(plain(config))),
+    (("data.val_sets",), lambda config: data_sets.val_set_problems(config.data)),
+    (
+        ("checkpoint.init_from", "checkpoint.init_rename"),
+        lambda config: starting_weights.problems(config.checkpoint),
+    ),
+    (("hardware",), _hardware),
+    (("notify.url",), lambda config: job.tracked(config.tracking, config.notify)),
+)
+_BETWEEN: _Rules = (
+    (("data.fold", "data.stage"), lambda config: data_sets.between(config.data)),
+    (("",), lambda config: refused(config, "always")),
+    (("launch.", "site.", "monitor."), job.resources),
+    (("metric", "train.early_stopping.", "checkpoint.best", "scheduler.kind"), metrics.problems),
+)
 
 
 def validate(config: Config, world_size: int | None = None) -> None:
@@ -25,7 +58,13 @@ def validate(config: Config, world_size: int | None = None) -> None:
     Without `world_size` the ranks are those that `launch` requests.
     """
     sizes = [world_size] if world_size else config.asked_world_sizes
-    if problems := list(_alone(config)) or list(_between(config, sizes)):
+    given = [key.name for key, _ in changed(config)]
+    problems = [*_values(config), *_asked(_ALONE, config, given)]
+    if not problems and own_loop.has_own(config):
+        problems = [*job.resources(config), *own_loop.problems(config, sizes)]
+    elif not problems:
+        problems = [*_asked(_BETWEEN, config, given), *rank_counts.problems(config, sizes)]
+    if problems:
         raise ConfigError("\n".join(problems))
 
 
@@ -38,31 +77,13 @@ def validate_job(config: Config, sections: Sequence[str]) -> None:
 
 
 def _values(config: Config, sections: Sequence[str] | None = None) -> Iterator[str]:
-    for key in all_keys():
+    for key, value in changed(config):
         asked = sections is None or key.name.partition(".")[0] in sections
-        if asked and (problem := key.rule.problem(key.name, key.value(config))):
+        if asked and (problem := key.rule.problem(key.name, value)):
             yield problem
 
 
-def _alone(config: Config) -> Iterator[str]:
-    """Yield what is wrong with single values, objects and lists."""
-    yield from _values(config)
-    yield from objects.problems(config)
-    yield from job.for_a_shell(plain(config))
-    yield from data_sets.problems(config.data)
-    yield from job.written_secrets(plain(config))
-    yield from data_sets.val_set_problems(config.data)
-    yield from starting_weights.problems(config.checkpoint)
-    try:
-        of_section(config.hardware)
-    except ConfigError as error:
-        yield str(error)
-    yield from job.tracked(config.tracking, config.notify)
-
-
-def _between(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    yield from data_sets.between(config.data)
-    yield from refused(config, "always")
-    yield from job.resources(config)
-    yield from metrics.problems(config)
-    yield from rank_counts.problems(config, sizes)
+def _asked(rules: _Rules, config: Config, given: Sequence[str]) -> Iterator[str]:
+    for about, rule in rules:
+        if any(name.startswith(about) for name in given):
+            yield from rule(config)

@@ -7,7 +7,7 @@ rank 0      tells what was found
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
 before, `lost_gpu` excludes its node.
 
-The run goes on without the node while the budget of restarts lasts (`cluster.restarts.policy`). A
+The run goes on without the node while the budget of restarts lasts (`runs.state.verdict`). A
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
 
@@ -23,10 +23,8 @@ from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts.policy import End
 from hpctrain.config.schema import Config
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.job.lone_end import go_on
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks import gpu_health
@@ -35,7 +33,9 @@ from hpctrain.insight.doctor.finding import Finding, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.end import End
 from hpctrain.runs.state.failure import described
+from hpctrain.runs.state.verdict import go_on
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.devi
         f"{host}: {one.check}: {one.found}" + (f" (expected: {one.expected})" * bool(one.expected))
         for host, findings in places.items()
         for one in findings
-        if one.verdict == "fail"
+        if one.result == "fail"
     ]
     if not failed:
         return
@@ -116,8 +116,8 @@ def _remember(config: Config, ranks: RankInfo, places: Places) -> list[str]:
     """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
     for host, findings in places.items():
         for one in findings:
-            if one.verdict in ("warn", "fail"):
-                level = logging.WARNING if one.verdict == "warn" else logging.ERROR
+            if one.result in ("warn", "fail"):
+                level = logging.WARNING if one.result == "warn" else logging.ERROR
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings

@@ -34,6 +34,7 @@ from hpctrain.cluster.slurm.lead_time import lead_s
 from hpctrain.cluster.slurm.partition_limit import Road, road
 from hpctrain.cluster.slurm.queue import UnreachableError, me
 from hpctrain.cluster.slurm.sbatch_options import check_folder
+from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.frozen import plain
 from hpctrain.config.rank_counts import fitting_nodes
 from hpctrain.config.schema import Config
@@ -86,10 +87,12 @@ class Array:
             len(self.entries),
             links=self.links,
             pythonpath=first.code.pythonpath if first.code else (),
-            max_running=self.max_running,
-            dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
+            order=JobOrder(
+                self.max_running,
+                f"afterany:{self.after.job}" if self.after and self.after.job else None,
+                f"{first.run.name}-{digest}" if self.links > 1 else "",
+            ),
             exclude=excluded_hosts.avoided(first.config),
-            chain=f"{first.run.name}-{digest}" if self.links > 1 else "",
             lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
             grace_s=_road(first).grace_s,
         )

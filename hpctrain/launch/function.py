@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from hpctrain.cluster.slurm import queue, sbatch
+from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config import launcher_keys
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
@@ -95,7 +96,7 @@ def submit(
         len(calls),
         command="call",
         pythonpath=code.pythonpath if code else (),
-        max_running=config.launch.max_running if others else None,
+        order=JobOrder(config.launch.max_running if others else None),
     )
     script = executor.text()
     if cluster:

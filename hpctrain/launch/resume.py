@@ -30,7 +30,7 @@ from hpctrain.runs.state.select import (
     searches_of,
     select,
 )
-from hpctrain.runs.state.state import State, judged
+from hpctrain.runs.state.state import State, states_of
 from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
             "trial to its end, also one that was pruned"
         )
-    found = judged(select(options.dir, names))
+    found = states_of(select(options.dir, names))
     named = bool(names) and not are_folders(names)
     alone = named and len(found) == len(names)
     trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])

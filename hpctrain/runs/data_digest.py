@@ -24,6 +24,8 @@ def data_digest(config: Config) -> str:
     ConfigError; a data set that is missing, incomplete or of another format is a DataError.
     """
     data = config.data
+    if not data.path:  # a loop of one's own makes its data
+        return ""
     index = _checked("data.path", data.path)
     if data.val_split is not None and data.fold is None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)

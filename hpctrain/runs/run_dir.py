@@ -39,7 +39,7 @@ from hpctrain.base.files.disk import create, open_regular, set_aside, write_atom
 from hpctrain.base.files.lock import is_locked, open_lock, take
 from hpctrain.base.files.record import read
 from hpctrain.base.forks import keep_private
-from hpctrain.base.names.run_record import Attempt, Progress, RunRecord
+from hpctrain.base.names.run_record import AttemptRecord, Progress, RunRecord
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks import epochs
 from hpctrain.config.frozen import digest, dump
@@ -128,7 +128,9 @@ class RunDir:
                 known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
                 content |= (new if not content else {}) | facts
                 content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
-            write_atomically(self.config_file, text, sync)
+            # To replace a file takes ext4 milliseconds, and a sweep given again has the same ones.
+            if not files or files[0].read_bytes() != text.encode():
+                write_atomically(self.config_file, text, sync)
         except OSError as error:
             raise StorageError(
                 f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
@@ -236,7 +238,7 @@ class RunDir:
         return is_locked(self.path / "lock")
 
 
-def _was_damaged(attempts: Sequence[Attempt], checkpoint: Path) -> bool:
+def _was_damaged(attempts: Sequence[AttemptRecord], checkpoint: Path) -> bool:
     """Return whether the attempts have found a checkpoint damaged, and not saved it again."""
     step = step_of(checkpoint)
     for one in reversed(attempts):

@@ -48,10 +48,10 @@ from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
 from hpctrain.search.rule import NOTHING_LEFT
-from hpctrain.search.settings import Settings
+from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import Found, SearchFile, storage_of
+from hpctrain.search.trials import FoundSearch, SearchFile, storage_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -91,7 +91,7 @@ class Search:
         overrides = {override.get_key_element(): override for override in parsed}
         swept = {key: o for key, o in overrides.items() if o.is_sweep_override()}
         steps = None if "train.max_steps" in swept else config.train.max_steps
-        self._settings = Settings.checked(settings, config.metric, steps)
+        self._settings = SearchSettings.checked(settings, config.metric, steps)
         if not swept:
             raise ConfigError(
                 "hydra/sweeper=optuna has nothing to search: give one value or more as "
@@ -147,7 +147,7 @@ class Search:
             self._run_here(config, folder, code)
         elif not found.ended and not self._submit(config, folder):
             return
-        self._report(Found.of(folder), folder)
+        self._report(FoundSearch.of(folder), folder)
 
     def _probe(self) -> Config:
         """Return the config of a valid trial; raise an error if no trial has one.
@@ -233,7 +233,7 @@ class Search:
         folder: Path,
         config: Config,
         code: snapshot.Snapshot | None,
-    ) -> Found:
+    ) -> FoundSearch:
         """Write what the workers need; a larger `n_trials` reaches those that live already."""
         from optuna.distributions import distribution_to_json
 
@@ -255,7 +255,7 @@ class Search:
         if not (folder / "sweep.json").exists():
             provenance.store(folder / "provenance", provenance.collect())
             write_atomically(folder / "sweep.json", written([]))
-        found = Found.of(folder, study)
+        found = FoundSearch.of(folder, study)
         if count := len(found.trials):
             done = sum(trial.ended for trial in found.trials)
             print(f"study {self._name} continues: {done} trials done, {count - done} under way")
@@ -268,16 +268,16 @@ class Search:
         """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
         for note in notes([Entry([], config, RunDir(folder))], True):
             say(note, style="yellow")
-        sent = worker_arrays.submit_missing(folder, Found.of(folder), config, first=True)
+        sent = worker_arrays.submit_missing(folder, FoundSearch.of(folder), config, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
         if not config.launch.wait:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
         pause = _POLL_S[0]
-        while not Found.of(folder).ended:
+        while not FoundSearch.of(folder).ended:
             try:
-                if not worker_arrays.live(folder) and not Found.of(folder).ended:
+                if not worker_arrays.live(folder) and not FoundSearch.of(folder).ended:
                     raise LaunchError(
                         f"the workers of {folder.name} have ended, but not the search (their logs: "
                         f"{folder}/workers/*/logs); the same command goes on"
@@ -299,7 +299,7 @@ class Search:
             process.terminate()
             process.wait()
             raise
-        if not Found.of(folder).ended:
+        if not FoundSearch.of(folder).ended:
             raise LaunchError(f"the worker has ended, but not the search: see {worker}/logs")
 
     def _content_name(self, config: DictConfig) -> str:
@@ -313,7 +313,7 @@ class Search:
         text = reference(json.dumps(parts, sort_keys=True, default=str))
         return f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def _report(self, found: Found, folder: Path) -> None:
+    def _report(self, found: FoundSearch, folder: Path) -> None:
         """Print the best trial and write `optimization_results.yaml`."""
         for trial in found.at("failed"):
             print(mask(f"trial {trial.number} failed: {trial.reason}"), file=sys.stderr)

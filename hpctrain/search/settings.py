@@ -25,7 +25,7 @@ _DIRECTIONS = "minimize", "maximize"
 _VARY_EPOCHS = "data", "train.global_batch_size", "train.batch_size_ramp"
 
 
-class Settings(Record, frozen=True, kw_only=True):
+class SearchSettings(Record, frozen=True, kw_only=True):
     """What `hydra.sweeper` says; search.json has it.
 
     `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
@@ -49,7 +49,9 @@ class Settings(Record, frozen=True, kw_only=True):
         return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any], metric: str, max_steps: int | None) -> Settings:
+    def checked(
+        cls, given: Mapping[str, Any], metric: str, max_steps: int | None
+    ) -> SearchSettings:
         """Return the settings; a wrong one is a ConfigError.
 
         `metric` and `max_steps` are those of the config.

@@ -19,11 +19,12 @@ from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
+from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.schema import Config
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 
 if TYPE_CHECKING:
     from hpctrain.launch.executors import SlurmExecutor
@@ -55,7 +56,7 @@ def executor(
         config,
         count,
         pythonpath=[*map(Path, pythonpath)],
-        max_running=config.launch.max_running,
+        order=JobOrder(config.launch.max_running),
         command="work",
         exclude=excluded_hosts.avoided(config),
         grace_s=road(config.site, config.launch.chain).grace_s,
@@ -111,7 +112,9 @@ def _notes(sweep: Path) -> dict[Path, WorkerFile]:
     return {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
 
 
-def _submit(sweep: Path, found: Found, config: Config, count: int, locks: Sequence[int]) -> int:
+def _submit(
+    sweep: Path, found: FoundSearch, config: Config, count: int, locks: Sequence[int]
+) -> int:
     """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
     A refusal of the scheduler is a LaunchError.
@@ -139,7 +142,7 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, locks: Sequen
     return count
 
 
-def submit_missing(sweep: Path, found: Found, config: Config, first: bool = False) -> int:
+def submit_missing(sweep: Path, found: FoundSearch, config: Config, first: bool = False) -> int:
     """Submit the workers that are needed now and not there; return their number.
 
     With `first`, at least one worker is there afterwards: whoever has killed all of them may have

@@ -13,7 +13,7 @@ from hpctrain.tracking import journal, recorded
 
 
 def read(
-    path: Path, each: Callable[[journal.Record], None] | None = None
+    path: Path, each: Callable[[journal.JournalRecord], None] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
     """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 

@@ -39,7 +39,7 @@ def journal_path(run_dir: Path) -> Path:
     return run_dir / "journal" / "events.jsonl"
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """One line of the journal."""
 
     start: int  # position of the first byte
@@ -158,7 +158,7 @@ class Journal:
                 self.sync()
 
 
-def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Record], int]:
+def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[JournalRecord], int]:
     """Read whole, valid records from `position` on, until one ends `limit` bytes after it.
 
     The second result is the position where the next call shall continue. It is before a last line
@@ -179,10 +179,12 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
             if ends[-1] >= stop:
                 break
     found = zip(ends, ends[1:], parse_all(lines), strict=False)
-    return [Record(start, end, body) for start, end, body in found if body is not None], ends[-1]
+    return [
+        JournalRecord(start, end, body) for start, end, body in found if body is not None
+    ], ends[-1]
 
 
-def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[Record]:
+def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[JournalRecord]:
     """Yield every record from `position` on that begins before the position `end`."""
     while True:
         records, following = read(path, position)
@@ -232,7 +234,7 @@ def _last(fd: int, size: int, key: str) -> dict[str, Any] | None:
         else:  # a hole
             rest, lines = b"\0", []
         for text in (*reversed(lines), *([rest] if begin == 0 else [])):
-            body = parse(text)
+            body = parse(text) if text else None
             if body is not None and key in body:
                 return body
         end, window = begin, min(8 * window, door.LONGEST_LINE)

@@ -1,6 +1,6 @@
 """The tracker: the interface through which the trainer records params, metrics and the outcome.
 
-    tracker: Tracker = JournalTracker(run_dir, uri=..., experiment=..., run_name=..., uid=...)
+    tracker: Tracker = JournalTracker(run_dir, Meta(uri, experiment, run_name, uid))
     tracker.start(params=config, tags={"git.commit": "..."})
     tracker.rewind(checkpoint.tracker_position)      # after a resume, before the first metric
     tracker.log_metrics({"loss": 0.7}, step=1)       # about 10 us: one line in the journal
@@ -13,6 +13,7 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -94,27 +95,22 @@ class NullTracker(Tracker):
 class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
-    `uid` is the id of the run, and the parent is its sweep. Without `upload`, `hpctrain status
-    --upload` uploads later. `finish` waits `drain` seconds for the uploader. `check` ends the
-    process if it may no longer write (see `Journal`).
+    `meta` is where the run goes. Without `upload`, `hpctrain status --upload` uploads later.
+    `finish` waits `drain` seconds for the uploader. `check` ends the process if it may no longer
+    write (see `Journal`).
     """
 
     def __init__(
         self,
         run_dir: Path,
+        meta: Meta,
         *,
-        uri: str,
-        experiment: str,
-        run_name: str,
-        uid: str,
-        parent_uid: str | None = None,
-        parent_name: str | None = None,
         upload: bool = True,
         drain: float = 10.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir.absolute()
-        self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
+        self._uri = resolve_uri(meta.uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
         self._uploader = ChildUploader(self._run_dir, self._uri, drain)
         self._finished = False
@@ -123,8 +119,7 @@ class JournalTracker(Tracker):
         self._names: dict[str, str] = {}  # of the metrics so far, with those in MLflow
         self._journal = Journal(self._run_dir, check=check)
         self.attempt = self._journal.attempt
-        meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
-        meta.write(self._run_dir)
+        replace(meta, uri=self._uri).write(self._run_dir)
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt: record process, params and tags, and start the uploader."""

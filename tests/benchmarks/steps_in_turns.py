@@ -9,13 +9,14 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
+from tests.steps import step_of
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
@@ -40,9 +41,10 @@ def ours(
     config.train.accumulate = accumulate
     degrees = Degrees.of(parallel, distributed.get_world_size())
     mesh, precision = Mesh(degrees, distributed.get_rank(), CPU), Precision(config.precision, CPU)
-    made = parallelize(build, config, mesh, precision, loss_parallel=loss_parallel)
+    how = training_of(config, mesh, loss_parallel)
+    made = parallelize(build, config.parallel, mesh, precision, how)
     adam = torch.optim.AdamW(made.parameters)
-    return TrainStep(made, LanguageModel(), adam, clip_norm=1.0, stop=Stop())
+    return step_of(made, LanguageModel(), adam, clip_norm=1.0)
 
 
 def updates(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:

@@ -27,12 +27,10 @@ import torch
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed.group import process_group
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Classification
-from tests.steps import ALONE, alone, batch, here
+from tests.steps import ALONE, alone, batch, here, step_of
 
 TURNS = 7
 CPU = torch.device("cpu")
@@ -52,14 +50,10 @@ def measured(folder: Path, device: torch.device = CPU, width: int = 720) -> dict
     """Return the median seconds of each part of the two ways, and of a step beside them."""
     model = alone(MLP(64, [width] * 48, 10), device=device)
     samples = {name: values.to(device) for name, values in batch(64).items()}
-    step = TrainStep(
-        *(model, Classification(), torch.optim.AdamW(model.parameters, lr=1e-3)),
-        clip_norm=None,
-        stop=Stop(),
-    )
+    step = step_of(model, Classification(), torch.optim.AdamW(model.parameters, lr=1e-3))
     saved = Checkpointer(folder, 2, here(), model, step.optimizer)
     saved.saves.start_writers(16 << 30)
-    step.saving = saved.saves
+    step.exchange.asking.append(saved.saves)
     step(samples, 1e-3)
     found: dict[str, list[float]] = {}
     for turn in range(-1, TURNS):

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import wait
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,13 +20,14 @@ from torch import nn
 from hpctrain.base.names.step_names import step_name, step_of
 from hpctrain.base.processes import marks
 from hpctrain.base.processes.child import Child
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving import saves as saves_module
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
+from hpctrain.engine.part import Part
+from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage
 from tests import forkserver
@@ -48,7 +49,7 @@ def checkpointer(folder: Path, step: TrainStep) -> Checkpointer:
     """Return what saves a step; its writers are started, as small as the state is."""
     made = Checkpointer(folder, 2, here(), step.model, step.optimizer)
     made.saves.start_writers(ROOM)
-    step.saving = made.saves
+    step.exchange.asking.append(made.saves)
     return made
 
 
@@ -323,8 +324,8 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.cluster.ranks.ranks import RankInfo
 from tests.checkpoint.test_background_saves import batch, checkpointer, make, process_of
 
 with process_group(RankInfo("single"), ParallelConfig(device="cpu")):
@@ -361,7 +362,7 @@ def test_a_killed_training_leaves_no_half_checkpoint_and_no_writer(tmp_path: Pat
     assert resumed.load_latest() == {"step": 1}
 
 
-class Watching(Hook):
+class Watching(Part):
     """Stops the writer in step 2, asks for `stop` in step 3 and lets the writer go on in step 4."""
 
     def __init__(self, stop: Stop | None) -> None:
@@ -369,18 +370,18 @@ class Watching(Hook):
         self.saved: list[tuple[int, str, float]] = []
         self.writer = 0
 
-    def after_step(self, state: RunState) -> None:
-        if state.step == 2:
+    def after_step(self, step: int, batch: Batch) -> None:
+        if step == 2:
             os.kill(self.writer, signal.SIGSTOP)
-        if state.step == 3 and self.stop is not None:
+        if step == 3 and self.stop is not None:
             self.stop.asked = "SIGTERM"
-        if state.step == 4:
+        if step == 4:
             assert not self.saved
             os.kill(self.writer, signal.SIGCONT)
 
-    def after_save(self, state: RunState, folder: Path) -> None:
+    def after_save(self, step: int, metrics: Mapping[str, float], folder: Path) -> None:
         assert not damage(folder)
-        self.saved.append((state.step, folder.name, state.metrics["train/loss"]))
+        self.saved.append((step, folder.name, metrics["train/loss"]))
 
 
 @pytest.mark.parametrize("late", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -394,14 +395,14 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     model = alone(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, 0, 17 if end == "rollback" else None)  # the first sample of step 5
-    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, health=health)
+    step = step_of(model, task, optimizer, health=health, asking=[stop])
     hook = Watching(stop if end == "stop" else None)
-    every = Every(log=1, evaluate=100, checkpoint=2)
+    every = Every(log=1, checkpoint=2)
     folder = tmp_path / "checkpoints"
-    trainer = trainer_of(step, folder, 6, every, loader=numbers(6), hooks=Hooks([hook]))
-    saves = trainer.checkpointer.saves
+    trainer = trainer_of(step, folder, 6, every, loader=numbers(6), parts=[hook])
+    saves = trainer.session.checkpointer.saves
     saves.start_writers(ROOM)
-    step.saving = saves
+    step.exchange.asking.append(saves)
     if late:
         saves._totals = Late([])
     assert saves.writer is not None
@@ -416,7 +417,7 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     told = [(number, name) for number, name, _ in hook.saved]
     assert told == [(n, step_name(n)) for n in steps]
     for number, _, loss in hook.saved:
-        progress = Manifest.read(trainer.checkpointer.path(number)).progress
+        progress = Manifest.read(trainer.session.checkpointer.path(number)).progress
         assert progress["step"] == progress["data"]["consumed"] // ROWS == number
         assert progress["metrics"]["train/loss"] == loss
     assert len({loss for *_, loss in hook.saved}) == len(hook.saved)

@@ -30,13 +30,13 @@ from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks import leaving
 from hpctrain.data import generators
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer, FiniteValues
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.finite_values import FiniteValues
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
-from hpctrain.engine.checkpoint.saving.part import Job
+from hpctrain.engine.checkpoint.saving.part import RankPart
 from hpctrain.engine.checkpoint.starting_point import load_weights
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints import manifest
@@ -175,7 +175,7 @@ class Masked(nn.Module):
 def test_a_buffer_that_has_become_infinite_is_as_bad_as_a_parameter(tmp_path: Path) -> None:
     model = alone(Masked())
     optimizer = torch.optim.SGD(model.parameters)
-    step = TrainStep(model, Classification(), optimizer, clip_norm=None, stop=Stop())
+    step = step_of(model, Classification(), optimizer, clip_norm=None)
     saved = checkpointer(tmp_path, step)
     step(batch(16), 1e-2)
     assert saved.save(1, {})
@@ -201,7 +201,7 @@ def test_parameters_of_the_host_and_of_a_gpu_are_judged_together(monkeypatch: Pa
         module = nn.ParameterDict({"divided": torch.ones(3)})
         module["undivided"] = nn.Parameter(torch.ones(3, device="cuda"))
         with pytest.raises(DataDependentOutputException):  # only the values are missing
-            FiniteValues(module).wrong()
+            FiniteValues({"": module}).wrong()
 
 
 @pytest.mark.parametrize("kind", ["bit", "truncated", "missing", "manifest", "progress"])
@@ -406,7 +406,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
         saved.save(1, {})
 
 
-@pytest.mark.parametrize("late", [(Job, "write"), (Manifest, "write")])
+@pytest.mark.parametrize("late", [(RankPart, "write"), (Manifest, "write")])
 def test_a_rank_of_an_older_step_commits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str]
 ) -> None:

@@ -10,7 +10,7 @@ from torch import nn
 
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.starting_point import load_weights
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError
 from tests.parallel.parity import Cell, build, whole
 from tests.parallel.parity import checkpointer as checkpointer_of
@@ -154,9 +154,9 @@ def test_what_nobody_asks_for_is_named(tmp_path: Path) -> None:
         return Checkpointer(tmp_path, 2, ALONE, parallel, made(parallel.parameters))
 
     first = saved(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.optim.AdamW)
-    for parameter in first.model.parameters:
+    for parameter in first.models[""].parameters:
         parameter.grad = torch.ones_like(parameter)
-    first._optimizer._optimizer.step()
+    first._optimizers[""]._optimizer.step()
     first.save(1, {})
     with pytest.raises(ConfigError, match=r"does not fit the model: 1\.bias is not in the model"):
         saved(nn.Sequential(nn.Linear(2, 2)), torch.optim.AdamW).load_latest()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -44,6 +45,25 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     assert config.optimizer.lr == 0.002
     assert config.model["_target_"] == "hpctrain.models.MLP"
     assert config.tracking.uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
+
+
+def test_hydra_composes_once_and_a_file_may_ask_for_a_sweep(
+    compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads, own = list[object](), ConfigLoaderImpl.load_configuration
+    monkeypatch.setattr(
+        ConfigLoaderImpl, "load_configuration", lambda *a, **k: loads.append(a) or own(*a, **k)
+    )
+    compose("experiment=digits")
+    assert len(loads) == 1
+    file = tmp_path / "experiment/mine.yaml"
+    file.parent.mkdir()
+    file.write_text(f"{MINE}hydra: {{mode: MULTIRUN}}\n")
+    with pytest.raises(ConfigError, match="hydra/launcher: -m needs hpctrain"):
+        compose(
+            *(f"--config-dir={tmp_path}", "experiment=mine", "hydra/launcher=basic", "seed=1,2"),
+            f"hydra.sweep.dir={tmp_path}",
+        )
 
 
 def test_the_variable_of_mlflow_names_the_store(

@@ -25,7 +25,7 @@ def look(node: int, **changes: object) -> Probe:
 
 def verdicts(looks: list[Probe]) -> dict[str, list[tuple[str, str]]]:
     return {
-        host: [(one.check, one.verdict) for one in findings if one.verdict != "pass"]
+        host: [(one.check, one.result) for one in findings if one.result != "pass"]
         for host, findings in comparison.compared(looks).items()
     }
 
@@ -65,7 +65,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     slow = {"matmul_tflops": 250.0, "memory_gb_s": 1500.0}
     looks = [look(0), look(1), look(2, gpus=[old], figures=slow), look(3, gpus=[old], figures=slow)]
     assert {"fail"} <= {
-        one.verdict for found in comparison.compared(looks).values() for one in found
+        one.result for found in comparison.compared(looks).values() for one in found
     }
     assert (
         worst(f for found in comparison.compared(looks, mixed=True).values() for f in found)
@@ -76,7 +76,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     looks[3] = look(3, gpus=[old], versions=other, figures=figures)
     looks.append(look(4, gpus=[old], figures=slow))
     found = comparison.compared(looks, mixed=True)
-    assert [one.check for one in found["node3"] if one.verdict in ("warn", "fail")] == [
+    assert [one.check for one in found["node3"] if one.result in ("warn", "fail")] == [
         "rank 3: matmul_tflops"
     ]
     plain, weighted, several = Config(), Config(), Config()
@@ -116,7 +116,7 @@ def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
             for rank, uuids in enumerate(seen)
         ]
         (findings,) = comparison.compared(looks).values()
-        return [(one.verdict, one.found) for one in findings if one.check == "number of GPUs"]
+        return [(one.result, one.found) for one in findings if one.check == "number of GPUs"]
 
     assert node(["a"], ["b"], ["c"], ["d"]) == [("pass", "4")]
     assert node(*[["a", "b", "c", "d"]] * 4) == [("pass", "4")]
@@ -153,7 +153,7 @@ def test_the_slow_node_is_found_by_its_pairs() -> None:
     assert worst(comparison.links(speeds).values()) == "pass"
     slow = {pair: 20.0 if "node2" in pair else speed for pair, speed in speeds.items()}
     found = comparison.links(slow)
-    assert {host: one.verdict for host, one in found.items()} == {
+    assert {host: one.result for host, one in found.items()} == {
         "node0": "pass",
         "node1": "pass",
         "node2": "fail",

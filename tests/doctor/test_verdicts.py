@@ -216,6 +216,6 @@ def test_a_check_fails_and_warns_as_the_table_says(
         monkeypatch.setattr(file_systems, "_FAIL_FREE", 2**60)
     letters, look_at = ROWS[name]
     found = [one for one in look_at(tmp_path) if one.check.startswith(name)]
-    assert "".join(one.verdict[0] for one in found) == letters, found
+    assert "".join(one.result[0] for one in found) == letters, found
     assert {FAIL: "f" in letters, WARN: "w" in letters} == documented()[name]
-    assert all(one.cure for one in found if one.verdict in (FAIL, WARN))
+    assert all(one.cure for one in found if one.result in (FAIL, WARN))

@@ -18,7 +18,7 @@ from hpctrain.runs.state import stop_request
 from tests import forkserver
 from tests.conftest import ROOT, ignoring_sigint
 from tests.ranks import run_ranks
-from tests.steps import batch, make
+from tests.steps import batch, make, stop_of
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -44,7 +44,7 @@ def test_a_signal_sets_its_flag_and_the_ranks_agree() -> None:
 def step_with_a_signal(which: int) -> tuple[str, bool, str]:
     """Make a training step on a rank; the rank `which` receives SIGTERM before it."""
     step = make()
-    with step.stop as stop:
+    with stop_of(step) as stop:
         if torch.distributed.get_rank() == which:
             os.kill(os.getpid(), signal.SIGTERM)
             wait_for_a_signal(stop)

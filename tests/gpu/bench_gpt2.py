@@ -30,14 +30,14 @@ import yaml
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
+from tests.steps import step_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0
@@ -83,13 +83,14 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
         config.train.activation_checkpointing = "full"
     made = functools.partial(Transformer, **(keys | TINY if given.tiny else keys))
     mesh = Mesh(Degrees(), 0, device)
-    model = parallelize(made, config, mesh, Precision(config.precision, device))
+    precision = Precision(config.precision, device)
+    model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
     optimizer = torch.optim.AdamW(model.parameters, lr=LR, fused=given.device == "cuda")
     return model, optimizer
 
 
 def ours(model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Any]:
-    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=CLIP, stop=Stop())
+    step = step_of(model, LanguageModel(), optimizer, clip_norm=CLIP)
     return lambda: step(batch, LR)
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.gpu.device import CUDA, cuda_group, on_gpu_with, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread, whole
+from tests.steps import step_of
 
 pytestmark = [*on_gpu_with("fp8"), pytest.mark.usefixtures("torchao", "cuda_group")]
 MODEL = functools.partial(Transformer, 512, 256, 4, 8, 4, norm="layer", mlp="gelu", bias=True)
@@ -36,7 +35,7 @@ def train(
     assert kinds["head"] == "Linear"
     initial = {name: value.clone() for name, value in whole(model).items()}
     optimizer = torch.optim.AdamW(model.parameters, lr=1e-3)
-    step = TrainStep(model, LanguageModel(), optimizer, clip_norm=1.0, stop=Stop())
+    step = step_of(model, LanguageModel(), optimizer, clip_norm=1.0)
     batch, losses = tokens(rows, length, 512), []
     for _ in range(20):
         step(batch, 1e-3)

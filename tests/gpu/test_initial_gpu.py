@@ -9,13 +9,12 @@ from torch import nn
 
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.deterministic import deterministic
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.supervised.deterministic import deterministic
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel
 from tests.gpu.device import CUDA, cuda_group, on_gpu  # noqa: F401  a fixture
 from tests.parallel.parity import initialised, spread, whole
+from tests.steps import step_of
 
 pytestmark = [*on_gpu, pytest.mark.usefixtures("workspace", "cuda_group")]
 OFFLOAD = ParallelConfig(dp_replicate=1, fsdp=FSDPConfig(offload=True))
@@ -75,7 +74,7 @@ def train(
         assert buffer.device == CUDA, key
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
     task = LanguageModel(documents=True) if name == "experts" else Classification(scale=1 / 16)
-    step = TrainStep(model, task, optimizer, clip_norm=0.2, stop=Stop())
+    step = step_of(model, task, optimizer, clip_norm=0.2)
     losses = []
     for _ in range(steps):
         step(batch(name), 0.1)

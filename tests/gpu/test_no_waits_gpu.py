@@ -9,6 +9,7 @@ import torch
 
 from hpctrain.errors import HealthError
 from tests.gpu.device import DEVICE, REHEARSAL, on_device
+from tests.steps import stop_of
 from tests.training.test_no_waits import MODELS, make
 
 pytestmark = [*on_device, pytest.mark.usefixtures("group_of_one")]
@@ -23,7 +24,7 @@ def test_steps_9_to_16_do_not_wait(model: str, accumulate: int) -> None:
         step.health.begin(number, 8 * number, list)
         step(batch, 0.1)
         step.health.judge(late=True)
-        assert not step.stop.agreed
+        assert not stop_of(step).agreed
 
     for number in range(1, 9):
         train(number)

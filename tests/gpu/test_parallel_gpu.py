@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.gpu_support import can
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
 from tests.parallel.parity import spread
-from tests.steps import config_with
+from tests.steps import config_with, step_of
 
 pytestmark = [*on_gpu, pytest.mark.usefixtures("cuda_group")]
 
@@ -28,7 +26,7 @@ Keys = dict[str, Any]
 OFFLOAD: Keys = {"parallel.fsdp.offload": True}
 
 
-class Small(Memory):
+class Small(GpuMemory):
     """The memory of a smaller GPU."""
 
     def __init__(self, size: float) -> None:
@@ -57,7 +55,7 @@ def train(
     rows: int = 8,
     length: int = 128,
     steps: int = STEPS,
-    memory: Memory | None = None,
+    memory: GpuMemory | None = None,
     found: list[int] | None = None,
 ) -> Trained:
     """Train a Transformer on the same batch again and again, which it learns by heart.
@@ -73,12 +71,13 @@ def train(
     if memory is not None and found is not None:
         sizes = MicroBatches(model, rows, found.append, memory)
     task = LanguageModel()
-    step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop(), micro_batches=sizes)
+    step = step_of(model, task, optimizer, clip_norm=1.0)
     batch, losses = tokens(rows, length, VOCABULARY), []
     for i in range(steps):
         if i == steps - 1:  # the first step made the optimizer's state, so the peak includes it
             torch.cuda.reset_peak_memory_stats()
         step(batch, 1e-3)
+        sizes.after_step(i, batch)
         losses.append(step.totals.means()["loss"])
     return Trained(
         losses,
@@ -167,7 +166,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
     assert auto.losses == pytest.approx(of_8_rows.losses, rel=1e-3)
     assert auto.peak < 1.2 * of_8_rows.peak
     found.clear()
-    train({}, **sizes, memory=Memory(), found=found)
+    train({}, **sizes, memory=GpuMemory(), found=found)
     assert found == [32], "the whole share fits in a GPU"
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -22,9 +22,8 @@ def builder(config: Callable[..., Config]) -> Build:
     def call(*overrides: str, rank: int = 0, size: int = 1) -> DataBuilder:
         made = config(*overrides)
         check(made, size)
-        ranks = RankInfo("test", rank, rank, 0, size, size, 1, "localhost", 1)
         mesh = Mesh(Degrees(size), rank, torch.device("cpu"))
-        return DataBuilder(made, ranks, mesh, torch.device("cpu"))
+        return DataBuilder(made.data, ramp_of(made.train), made.seed, mesh, cores=1)
 
     return call
 

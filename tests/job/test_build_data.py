@@ -86,13 +86,12 @@ def test_classes_come_equally_often(build: Build) -> None:
         assert torch.bincount(batch["label"], minlength=10).tolist() == [5] * 10
 
 
-def test_a_part_of_the_split(build: Build, tmp_path: Path) -> None:
+def test_a_part_of_the_split(build: Build, tmp_path: Path, digits: Path) -> None:
     chosen = np.array([5, 99, 400])
     np.save(tmp_path / "chosen.npy", chosen)
     size = "train.global_batch_size=3"
     feed = build(f"data.subset={tmp_path}/chosen.npy", size, "data.shuffle=none").training()
-    config = build().config
-    reader = Reader(Path(config.data.path), "train")
+    reader = Reader(digits, "train")
     assert labels(epoch(feed)) == reader.read(chosen)["label"].tolist()  # type: ignore[union-attr]
     assert build("data.subset=':30'", size, "data.repeat=4").training().steps_per_epoch == 40
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.engine.loop.deterministic import deterministic
+from hpctrain.engine.supervised.deterministic import deterministic
 from hpctrain.errors import ConfigError
 from tests.conftest import run_module
 

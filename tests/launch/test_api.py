@@ -38,7 +38,7 @@ def test_importing_it_is_cheap_and_train_is_both_function_and_package() -> None:
         "import sys, hpctrain\n"
         "heavy = {'torch', 'mlflow', 'submitit', 'hydra', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
-        "import hpctrain.engine.loop.schedule\n"
+        "import hpctrain.engine.supervised.schedule\n"
         "try: hpctrain.train('-m')\n"
         "except hpctrain.errors.ConfigError as error: print(error)\n"
         "print(sorted(set(dir(hpctrain)) & {'submit', 'train', 'load_run', 'submit_function'}))"

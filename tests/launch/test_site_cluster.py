@@ -13,7 +13,7 @@ from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
 from hpctrain.runs.state.facts import gather
-from hpctrain.runs.state.state import judge
+from hpctrain.runs.state.state import state_of
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, only_run, run_json
@@ -136,9 +136,9 @@ def preempting() -> Iterator[Callable[[str, int], None]]:
     change("REQUEUE", 10)
 
 
-def state_of(run: Path) -> tuple[str, str]:
+def shown_state(run: Path) -> tuple[str, str]:
     """Return the state of a run and the reason, as `status` shows them."""
-    state = judge(*gather([run]), time.time())
+    state = state_of(*gather([run]), time.time())
     return state.name, state.reason
 
 
@@ -158,11 +158,11 @@ def test_a_chain_goes_on_where_slurm_cancels(
     cluster.wait_for_step(run, 20)
     assert cluster.tool("preempt", f"{jobs[0]}_0").returncode == 0
     cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second job")
-    assert state_of(run)[0] == "running"
+    assert shown_state(run)[0] == "running"
     paced.go()
     cluster.wait_for(lambda: run_json(run)["state"] == "finished", 180, "the end")
     assert [*map(wait_for_end, jobs)] == ["PREEMPTED", "COMPLETED", "CANCELLED"]
     first, second = run_json(run)["attempts"]
     assert [each["job_id"] for each in (first, second)] == [f"{job}_0" for job in jobs[:2]]
     assert second["first_step"] >= 20
-    assert state_of(run) == ("finished", "")
+    assert shown_state(run) == ("finished", "")

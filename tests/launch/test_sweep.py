@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 import hpctrain
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.base.names.run_record import Attempt, RunRecord
+from hpctrain.base.names.run_record import AttemptRecord, RunRecord
 from hpctrain.cluster.slurm import partition_limit
 from hpctrain.cluster.slurm.queue import Queue
 from hpctrain.config.composing.compose_sweep import Composer
@@ -184,7 +184,7 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
 def test_only_runs_that_were_never_started(tmp_path: Path, rerun: str, status: Status) -> None:
     config = Config()
     config.launch.rerun = rerun
-    failed = RunRecord(state="failed", attempts=(Attempt(),))
+    failed = RunRecord(state="failed", attempts=(AttemptRecord(),))
     begun = Entry([], config, RunDir(tmp_path / "begun"), before=failed)
     new = Entry([], config, RunDir(tmp_path / "new"))
     set_states([begun, new], Queue())

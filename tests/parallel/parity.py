@@ -19,11 +19,10 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.engine.loop.step import Totals, TrainStep
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import DTYPES, Precision
 from hpctrain.engine.parallel.preparing.initial import Build, begin, fill
@@ -31,13 +30,15 @@ from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.parts.average import Average
+from hpctrain.engine.supervised.ramp import Ramp
+from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import ConvNet, Transformer, UNet
 from hpctrain.tasks import Classification, LanguageModel, Regression, Sums, on_part
 from tests.bounds import EXACT, within
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
-from tests.steps import config_with, here
+from tests.steps import config_with, here, step_of
 
 # `make test-all` makes 10 steps. In 3 steps every step clips, momentum adds up, and each number of
 # padding rows (see `batch`) has its turn.
@@ -180,6 +181,8 @@ class Training:
     mesh: Mesh
     model: ParallelModel
     step: TrainStep
+    average: Average
+    ramp: Ramp | None = None
     seen: int = 0
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
@@ -192,13 +195,16 @@ class Training:
         for _ in range(steps):
             lr = 1e-3 if cell.optimizer == "adamw" else 0.1
             rows = ramp.samples(self.seen + 1) - ramp.samples(self.seen)
-            self.step(self._share(batch(cell.model, self.seen, rows)), lr)
+            share = self._share(batch(cell.model, self.seen, rows))
+            if self.ramp is not None:
+                self.ramp.before_step(share)
+            self.step(share, lr)
             self.means = self.step.totals.means()
             self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
             if cell.averages:  # the parameters are exchanged, and then come back
-                with self.step.average.applied():
+                with self.average.applied():
                     self.evaluated.append(self._evaluate(cell))
 
     def _evaluate(self, cell: Cell) -> float:
@@ -247,11 +253,12 @@ def precision_of(config: Config, device: torch.device = CPU) -> Precision:
 
 
 def spread(
-    build: Build, config: Config, device: torch.device = CPU, **options: Any
+    build: Build, config: Config, device: torch.device = CPU, *, loss_parallel: bool = False
 ) -> ParallelModel:
     """Return a model on the ranks of the present process group."""
-    precision = precision_of(config, device)
-    return parallelize(build, config, mesh_of(config, device), precision, **options)
+    mesh, precision = mesh_of(config, device), precision_of(config, device)
+    training = training_of(config, mesh, loss_parallel)
+    return parallelize(build, config.parallel, mesh, precision, training)
 
 
 def build(cell: Cell, health: Health | None = None) -> Training:
@@ -261,7 +268,8 @@ def build(cell: Cell, health: Health | None = None) -> Training:
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
-    model = parallelize(MODELS[cell.model], made, mesh, precision, loss_parallel=task.loss_parallel)
+    training = training_of(made, mesh, task.loss_parallel)
+    model = parallelize(MODELS[cell.model], made.parallel, mesh, precision, training)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "features":
         optimizer = build_optimizer(made.optimizer, model)
@@ -275,16 +283,13 @@ def build(cell: Cell, health: Health | None = None) -> Training:
         optimizer = torch.optim.AdamW(model.parameters)
     base = made.optimizer.lr if cell.optimizer == "features" else None
     average = Average(model, EMA if cell.averages else None)
-    step = TrainStep(
-        *(model, task, optimizer),
-        clip_norm=made.train.clip_norm,
-        stop=Stop(),
-        health=health,
-        base_lr=base,
-        average=average,
-        parts=batch_sizes.parts_of_ramp(made, mesh.degrees, mesh.weight),
+    rows = batch_sizes.parts_of_ramp(made, mesh.degrees, mesh.weight)
+    ramp = Ramp(model, rows, None) if rows else None
+    step = step_of(
+        *(model, task, optimizer, made.train.clip_norm, health, base),
+        parts=[average] if cell.averages else [],
     )
-    return Training(made, mesh, model, step)
+    return Training(made, mesh, model, step, average, ramp)
 
 
 def batch(model: str, step: int, rows: int = ROWS) -> Batch:
@@ -379,7 +384,7 @@ def finished(cell: Cell, training: Training) -> Result:
     """Return what this rank has seen of a training."""
     parameters = whole(training.model)
     if cell.averages:
-        named = training.step.average.tensors.items()
+        named = training.average.tensors.items()
         parameters |= {f"ema.{name}": value for name, value in gathered(training.model, named)}
     return Result(training.losses + training.evaluated, training.norms, parameters)
 

@@ -12,6 +12,7 @@ from torch import distributed, nn
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
 from hpctrain.errors import ConfigError
@@ -87,9 +88,8 @@ def synchronised(model: nn.Module, compile: str = "off") -> None:
     config = Config()
     config.train.sync_batchnorm, config.train.compile = True, compile
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
-    prepare_batch_norms(
-        model, Mesh(Degrees(ranks), rank, torch.device("cpu")), config, config.train.accumulate
-    )
+    mesh = Mesh(Degrees(ranks), rank, torch.device("cpu"))
+    prepare_batch_norms(model, mesh, config.train, config.train.accumulate)
 
 
 def passes(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -166,7 +166,9 @@ def said(
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        prepare_batch_norms(model, mesh, config, config.train.accumulate, trains=trains)
+        training = training_of(config, mesh)
+        advice = training.accumulate, training.norm, training.may_sync
+        prepare_batch_norms(model, mesh, config.train, *advice, trains=trains)
     return "\n".join(record.getMessage() for record in caplog.records)
 
 

@@ -13,9 +13,9 @@ from hpctrain.config.rules.combinations import division_problems, parallel_probl
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.loop.step import Totals
 from hpctrain.engine.parallel.context import SequencePart, causal_mask
 from hpctrain.engine.parallel.preparing.activation_checkpointing import _policy
+from hpctrain.engine.supervised.step import Totals
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from tests.parallel import parity

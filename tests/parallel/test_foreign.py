@@ -11,8 +11,6 @@ from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.errors import ConfigError
@@ -20,6 +18,7 @@ from hpctrain.tasks import Classification, LanguageModel, SplitTask, Sums
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, spread, whole
 from tests.ranks import run_ranks
+from tests.steps import step_of
 
 LLAMA = {
     "_target_": "transformers.LlamaForCausalLM",
@@ -111,7 +110,7 @@ def train(name: str, parallel: ParallelConfig, accumulate: int = 1) -> Result:
     build = functools.partial(instantiate, "model", node)
     model = spread(build, config, loss_parallel=task.loss_parallel)
     optimizer = torch.optim.SGD(model.parameters, lr=0.1, momentum=0.9)
-    step = TrainStep(model, task, optimizer, clip_norm=0.5, stop=Stop())
+    step = step_of(model, task, optimizer, clip_norm=0.5)
     losses, norms = [], []
     for number in range(4):
         draw = torch.Generator().manual_seed(number)

@@ -9,6 +9,7 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.initial import fill_modules, skeleton
@@ -210,7 +211,9 @@ def placed() -> dict[str, str]:
     precision = Precision(config.precision, torch.device("meta"))
     places = {}
     for name, made in (("scaled", Scaled), ("conv", MODELS["conv"])):
-        module = parallelize(made, config, Mesh(Degrees(), 0, cpu), precision).module
+        mesh = Mesh(Degrees(), 0, cpu)
+        how = config.parallel, mesh, precision, training_of(config, mesh)
+        module = parallelize(made, *how).module
         values = (*module.named_parameters(), *module.named_buffers())
         places |= {f"{name} {key}": value.device.type for key, value in values}
     return places

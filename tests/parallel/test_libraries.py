@@ -14,12 +14,10 @@ from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.starting_point import load_weights
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, either, spread, whole
 from tests.ranks import run_ranks
-from tests.steps import here
+from tests.steps import here, step_of
 
 STEPS, SAVED = 3, 2
 LAYOUTS = {"ddp": ParallelConfig(), "zero3": ParallelConfig(dp_replicate=1, dp_shard=-1)}
@@ -112,7 +110,7 @@ def one(library: str, layout: str, save: Path | None, load: Path | None) -> Resu
     parallel = LAYOUTS[layout] if size > 1 else ParallelConfig()
     model = spread(build, Config(parallel=parallel, precision=PrecisionConfig("fp64", "fp64")))
     optimizer = torch.optim.SGD(model.parameters, momentum=0.9)
-    step = TrainStep(model, MeanSquares(library), optimizer, clip_norm=0.5, stop=Stop())
+    step = step_of(model, MeanSquares(library), optimizer, clip_norm=0.5)
     losses, norms = [], []
     checkpoints = Checkpointer(load or save or Path(), 2, here(), model, optimizer)
     if load:

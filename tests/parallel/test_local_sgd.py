@@ -14,13 +14,13 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.trainer import Trainer
-from hpctrain.engine.parts.improvement import Improvement
+from hpctrain.engine.parts.improvement import Patience
+from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.supervised.trainer import Trainer
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, whole
 from tests.ranks import run_ranks
-from tests.steps import trainer_of
+from tests.steps import stop_of, trainer_of
 
 STEPS = 5
 
@@ -148,7 +148,7 @@ class Evaluation(Batches):
         self.made += 1
         for number in range(5):
             if self.stops and self.made == 2 and number == 1 and distributed.get_rank() == 1:
-                self.training.step.stop.asked = "SIGTERM"
+                stop_of(self.training.step).asked = "SIGTERM"
             yield self.training._share(batch("conv", 90 + number))
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -164,11 +164,11 @@ def _trainer(folder: Path, evaluates: bool = False, stops: bool = False) -> Trai
     named = tuple((f"train.local_sgd.{name}", value) for name, value in keys.items())
     training = build(Cell("conv, batch norm", distributed.get_world_size(), named))
     return trainer_of(
-        *(training.step, folder, 10),
-        Every(log=5, evaluate=4 if evaluates else 100, checkpoint=2),
+        *(training.step, folder, 10, Every(log=5, checkpoint=2)),
+        evaluate_every=4 if evaluates else 100,
         loader=Batches(training),
         evaluations={"val": Evaluation(training, stops)} if evaluates else {},
-        patience=Improvement("val/loss", 1e9, 1) if evaluates else Improvement(),
+        parts=[Patience("val/loss", 1e9, 1)] if evaluates else [],
     )
 
 
@@ -208,7 +208,7 @@ def _stopped_at_the_end(folder: Path) -> list[bool]:
     resumed = _trainer(folder / "stopped", evaluates=True)
     assert resumed.fit().reason == outcome.reason != ""
     saved = _trainer(folder / "stopped", evaluates=True)
-    saved.checkpointer.load_latest()
+    saved.session.checkpointer.load_latest()
     expected = _state(undisturbed)
     return [
         all(torch.equal(a, b) for a, b in zip(_state(each), expected, strict=True))
@@ -227,7 +227,7 @@ def _loaded(folder: Path) -> tuple[bool, str]:
     logging.getLogger("hpctrain").addHandler(handler)
     try:
         trainer = _trainer(folder)
-        trainer.checkpointer.load_latest()
+        trainer.session.checkpointer.load_latest()
         model = trainer.train_step.model
         saved = {key: torch.empty_like(value) for key, value in model.module.state_dict().items()}
         dcp.load({"replica.0.model": saved}, checkpoint_id=folder / "step-00000008")

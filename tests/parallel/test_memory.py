@@ -12,8 +12,6 @@ from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.tasks.task import Sums
 from hpctrain.insight.plan.memory import Memory, memory_of
@@ -21,7 +19,7 @@ from hpctrain.insight.plan.model_sizes import ModelSizes
 from tests.parallel.live import Live
 from tests.parallel.parity import spread
 from tests.ranks import run_ranks
-from tests.steps import config_with
+from tests.steps import config_with, step_of
 
 RANKS, ROWS, STEPS = 4, 2, 2
 Keys = dict[str, Any]
@@ -99,7 +97,7 @@ def measure(outside: int, blocks: int, keys: Keys) -> Measured:
             optimizer = torch.optim.SGD(model.parameters, lr=0.1, **config.optimizer.options)
         else:
             optimizer = torch.optim.AdamW(model.parameters)
-        step = TrainStep(model, task, optimizer, clip_norm=1.0, stop=Stop())
+        step = step_of(model, task, optimizer, clip_norm=1.0)
         step(batch, 0.1)
         live.restart()
         for _ in range(STEPS - 1):

@@ -12,19 +12,18 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build import _micro_batches
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parallel.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, Sums
 from tests.ranks import run_ranks
-from tests.steps import ALONE, alone, batch, make, weights
+from tests.steps import ALONE, alone, batch, make, step_of, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-class Simulated(Classification, Memory):
+class Simulated(Classification, GpuMemory):
     """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
     error: RuntimeError = torch.OutOfMemoryError("simulated")
@@ -50,12 +49,14 @@ class Simulated(Classification, Memory):
         return self.limit
 
 
-def step(task: Simulated, record: Callable[[int], None], auto: bool, rows: int = 32) -> TrainStep:
+def step(
+    task: Simulated, record: Callable[[int], None], auto: bool, rows: int = 32
+) -> tuple[TrainStep, MicroBatches]:
     torch.manual_seed(0)
     model = alone(MLP(64, [16], 10))
     made = MicroBatches(model, rows, record, task if auto else None)
     optimizer = torch.optim.AdamW(model.parameters)
-    return TrainStep(model, task, optimizer, clip_norm=None, stop=Stop(), micro_batches=made)
+    return step_of(model, task, optimizer), made
 
 
 @pytest.mark.parametrize(
@@ -65,12 +66,12 @@ def step(task: Simulated, record: Callable[[int], None], auto: bool, rows: int =
 )
 def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
     found: list[int] = []
-    auto, plain = step(Simulated(size), found.append, auto=True), make()
+    (auto, sizes), plain = step(Simulated(size), found.append, auto=True), make()
     for seed in range(5):
         auto(batch(32, seed), 1e-3)
+        sizes.after_step(seed, {})
         plain(batch(32, seed), 1e-3)
-    assert auto.micro_batches is not None
-    assert found == [rows] == [auto.micro_batches.rows]
+    assert found == [rows] == [sizes.rows]
     assert torch.allclose(weights(auto), weights(plain), atol=1e-6), "training goes on meanwhile"
 
 
@@ -92,9 +93,11 @@ def two_ranks() -> tuple[int, int]:
 
     found: list[int] = []
     # Rank 1 has less memory, so rank 0 must not take more rows than fit there.
-    made = step(Simulated(1000.0 if distributed.get_rank() == 0 else 150.0), found.append, True, 16)
+    limit = 1000.0 if distributed.get_rank() == 0 else 150.0
+    made, sizes = step(Simulated(limit), found.append, True, 16)
     for seed in range(4):
         made(batch(16, seed), 1e-3)
+        sizes.after_step(seed, {})
     return found[0], made.model.accumulate
 
 

@@ -10,13 +10,11 @@ import torch
 from torch import nn
 
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
 from tests.bounds import EXACT, within
 from tests.parallel.parity import FP64, Result, difference, spread, whole
 from tests.parallel.partly_used import Heads, Odd, Ordered, RowLosses, Skipping, Tuned
 from tests.ranks import RanksError, run_ranks
-from tests.steps import config_with, here
+from tests.steps import config_with, here, step_of
 
 ROWS, STEPS, SAVED = 8, 4, 2
 # The kinds of the rows in each step. Rows of kind N use head N, and skip block N.
@@ -120,7 +118,7 @@ def train(case: Case, save: Path | None = None, load: Path | None = None) -> Res
     model = spread(MODELS[case.model], config_with(keys))
     mesh = model.mesh
     optimizer = _optimizer(case.optimizer, model.parameters)
-    step = TrainStep(model, RowLosses(), optimizer, clip_norm=0.5, stop=Stop())
+    step = step_of(model, RowLosses(), optimizer, clip_norm=0.5)
     checkpoints = Checkpointer(save or load or Path(), 2, here(), model, optimizer)
     if load:
         assert checkpoints.load_latest() == {"step": SAVED}

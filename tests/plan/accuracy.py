@@ -16,19 +16,19 @@ from hpctrain.base.hardware import of_section
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel, on_part
 from tests.parallel.live import Live
+from tests.steps import step_of
 
 CPU = torch.device("cpu")
 
@@ -128,7 +128,7 @@ def predicted(case: Case) -> RankMemory:
     with torch.device("meta"):
         model = build()
     dtype = torch.bfloat16 if case.compute == "bf16" else None
-    activations = Measured(build, task, sample, dtype)
+    activations = MeasuredActivations(build, task, sample, dtype)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
     return memory.of(Layout(config, 1, ()), of_section({}))
 
@@ -148,12 +148,12 @@ def measured(case: Case) -> int:
     with Live() as live:
         mesh = Mesh(degrees, distributed.get_rank(), CPU)
         parallel = parallelize(
-            *(build, config, mesh, Precision(config.precision, CPU)),
-            loss_parallel=getattr(task, "loss_parallel", False),
+            *(build, config.parallel, mesh, Precision(config.precision, CPU)),
+            training_of(config, mesh, getattr(task, "loss_parallel", False)),
         )
         optimizer = torch.optim.AdamW(parallel.parameters)
         part = on_part(task, mesh.sequence_part)
-        step = TrainStep(parallel, part, optimizer, clip_norm=1.0, stop=Stop())
+        step = step_of(parallel, part, optimizer, clip_norm=1.0)
         step(batch, 0.1)
         live.restart()
         step(batch, 0.1)

@@ -31,7 +31,7 @@ import torch
 from hpctrain.base.hardware import Hardware, load
 from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
-from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel
@@ -262,14 +262,14 @@ class Inspected:
     task: Any
     sample: dict[str, torch.Tensor]
     facts: ModelFacts
-    known: dict[tuple[str, str], Measured] = field(default_factory=dict)
+    known: dict[tuple[str, str], MeasuredActivations] = field(default_factory=dict)
 
-    def measured(self, compute: str, loss: str = "parts") -> Measured:
+    def measured(self, compute: str, loss: str = "parts") -> MeasuredActivations:
         compute = compute.replace("fp8", "bf16")
         if (compute, loss) not in self.known:
             dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(compute)
             task = LOSSES[loss]() if loss in LOSSES else self.task
-            measured = Measured(self.build, task, self.sample, dtype)
+            measured = MeasuredActivations(self.build, task, self.sample, dtype)
             self.known[compute, loss] = measured
         return self.known[compute, loss]
 

@@ -18,7 +18,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.plan.budget import Budget, budget_of
-from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import memory_of
 from hpctrain.insight.plan.model_sizes import ModelSizes
@@ -179,7 +179,7 @@ def measured(build: Callable[[], nn.Module]) -> Activations:
         "tokens": torch.empty((1, 257), dtype=torch.int64, device="meta"),
         "mask": torch.empty(1, dtype=torch.bool, device="meta"),
     }
-    return Measured(build, LanguageModel(), sample, None)["none"]
+    return MeasuredActivations(build, LanguageModel(), sample, None)["none"]
 
 
 class BuiltWithValues(nn.Module):

@@ -262,8 +262,8 @@ from pathlib import Path
 for name in sys.argv[3].split(","):
     sys.modules[name] = None
 import h5py, numpy as np
-from hpctrain.shards.storage.chunks import Chunked
-from hpctrain.shards.storage.file import File
+from hpctrain.data.shards.storage.chunks import Chunked
+from hpctrain.data.shards.storage.file import File
 from hpctrain.errors import DataError
 logging.basicConfig(format="%(message)s")
 file = h5py.File(sys.argv[1])

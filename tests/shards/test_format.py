@@ -209,7 +209,7 @@ CRASH = """
 import os, signal, sys
 import numpy as np
 from pathlib import Path
-from hpctrain.shards.format import write_shards
+from hpctrain.data.shards.format import write_shards
 
 replace, left = os.replace, int(sys.argv[2])
 def crash(*paths):

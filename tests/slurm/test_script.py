@@ -13,7 +13,7 @@ import pytest
 from hpctrain.cluster.slurm import steps
 from hpctrain.cluster.slurm.container import CHOOSE_GPUS, in_container, shell_words
 from hpctrain.cluster.slurm.job_environment import clean_environment
-from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
@@ -90,8 +90,7 @@ def test_the_script_says_what_was_asked() -> None:
         config(site, nodes=2, tasks_per_node=2, gpus_per_node=4, cpus_per_task=3, time_min=90),
         FOLDER,
         5,
-        max_running=2,
-        dependency="afterany:123",
+        order=JobOrder(2, "afterany:123"),
     )
     assert directives(text) == {
         "--job-name=digits",
@@ -332,7 +331,7 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
     }
     (tmp_path / "job_id").write_text("8\n9\n10\n")
     site = SiteConfig(setup=["trap 'echo teardown' EXIT"])
-    text = sbatch_script(config(site), tmp_path, 1, chain=chain)
+    text = sbatch_script(config(site), tmp_path, 1, order=JobOrder(chain=chain))
     assert ("--dependency=singleton" in directives(text)) == bool(chain)
     assert (f"--job-name={chain or 'digits'}") in directives(text)
     done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
@@ -349,7 +348,7 @@ def test_the_job_behind_one_that_was_cancelled_ends_the_chain(tmp_path: Path) ->
         "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
     }
     (tmp_path / "job_id").write_text("8\n9\n10\n")
-    text = sbatch_script(config(), tmp_path, 1, chain="digits-1-2")
+    text = sbatch_script(config(), tmp_path, 1, order=JobOrder(chain="digits-1-2"))
     done = run_in_bash(f"SLURM_ARRAY_JOB_ID=9\n{text}", tmp_path, "echo ranks", **commands)
     assert (done.stdout, done.returncode) == (f"{WAITING}\n", 1)
     assert "was cancelled, and so the run" in done.stderr

@@ -40,11 +40,11 @@ def write_run(run: Path) -> None:
     (run / "logs" / "7.rank0.log").write_text("x" * 70_000 + f"\nthe last line {SECRET}\n")
     (run / "logs" / "7.rank1.log").write_text("Traceback (most recent call last):\nOSError: it\n")
     (run / "logs" / "7.rank2.log").write_text("all is well here\n")
-    writer = samples.Writer(samples.folder(run) / "n01.jsonl")
+    writer = samples.SampleWriter(samples.folder(run) / "n01.jsonl")
     writer.write(1.0, facts={"kernel": "6.1"})
     writer.write(2.0, facts={"kernel": "6.1", "driver": "570"})
     writer.close()
-    samples.Writer(samples.folder(run) / "n02.jsonl").write(1.0, facts={"driver": "550"})
+    samples.SampleWriter(samples.folder(run) / "n02.jsonl").write(1.0, facts={"driver": "550"})
     (samples.folder(run) / "n01.idle").write_text("n01: gpu_0 below 5% for 30 minutes\n")
 
 
@@ -212,7 +212,7 @@ def test_files_that_an_older_version_has_left_are_tried_again(tmp_path: Path) ->
 
 
 def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:
-    writer = samples.Writer(samples.folder(tmp_path) / "n01.jsonl")
+    writer = samples.SampleWriter(samples.folder(tmp_path) / "n01.jsonl")
     seen = nodes.Nodes(tmp_path)
     writer.write(1.0, facts={"driver": "550"})
     assert seen.new_tags() == {"hpctrain.node.n01": "driver=550"}

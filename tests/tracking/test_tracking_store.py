@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.schema.tracking import TrackingConfig
+from hpctrain.config.schema.watching import TrackingConfig
 from hpctrain.errors import TrackingError
 from hpctrain.insight.doctor.login import mlflow_store
 from hpctrain.tracking.store import (

@@ -20,7 +20,7 @@ from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
-from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import Adapted
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.commands.export import main
@@ -60,8 +60,8 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
 MEASURED = """
 import json, pathlib, sys
 from hpctrain.config.schema import Config
-from hpctrain.models.lora import Adapted
-from hpctrain.trained.exporting.exporter import Exporter
+from hpctrain.engine.layers.lora import Adapted
+from hpctrain.results.exporting.exporter import Exporter
 
 def memory(name):
     status = pathlib.Path("/proc/self/status").read_text()
@@ -197,7 +197,7 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
     config, checkpoint = _lora(tmp_path, freeze=["layers.1.*", "norm.*"])
     model = trained_model(config, checkpoint)
     base = load_file(tmp_path / "base.safetensors")
-    saved = Reader(checkpoint).saved
+    saved = TensorReader(checkpoint).saved
     assert {"model.layers.1.mlp.down.lora_A", "model.layers.1.mlp.down.lora_B"} <= {*saved}
     assert "model.norm.weight" not in saved
     found = model.state_dict()

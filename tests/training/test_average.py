@@ -36,6 +36,6 @@ def test_half_precision(decay: float) -> None:
                 parameter.add_(torch.randn(parameter.shape, generator=draw))
                 expected[name].lerp_(parameter.float(), 1 - decay)
         with Watched(see):
-            kept.update()
+            kept.after_update()
     assert all(torch.equal(kept.tensors[name], expected[name]) for name in module)
     assert max(copied) == 3600, "not all at a time"

@@ -23,7 +23,7 @@ def last_line(monkeypatch: pytest.MonkeyPatch, width: int, encoding: str) -> str
     # As the command line sets it up: letters that the terminal lacks are written as escapes.
     stream = io.TextIOWrapper(raw, encoding=encoding, errors="backslashreplace")
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
-    monkeypatch.setattr(display, "Console", lambda stderr: console)
+    monkeypatch.setattr("hpctrain.base.terminal.console.Console", lambda stderr: console)
     bar = display._Bar("val/mse")
     bar.start(123456, 198000)
     bar.report(123457, METRICS)

@@ -12,16 +12,16 @@ import torch
 from torch import distributed, nn
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.engine.looking.first_look import FirstLook, NoLook
+from hpctrain.engine.looking.first_look import FirstLook
 from hpctrain.engine.looking.held_values import HeldValues, check_parameters
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import SplitTask, Sums
 from tests.parallel.parity import FP64, config_with, spread
 from tests.ranks import run_ranks
+from tests.steps import step_of
 from tests.training import optimizers
 
 ROWS = 8  # of a rank
@@ -331,16 +331,16 @@ def training(case: Case, *, looks: bool = True) -> tuple[list[float], bytes]:
     model.accumulate = config.train.accumulate or 1
     task = TASKS[case.task]()
     optimizer = case.optimizer(model.parameters, lr=0.1)  # type: ignore[call-arg]
-    step = TrainStep(model, task, optimizer, clip_norm=None, stop=Stop())
-    look = FirstLook(model, task, optimizer, case.filled) if looks else NoLook()
+    step = step_of(model, task, optimizer, clip_norm=None)
+    look = FirstLook(model, task, optimizer, case.filled) if looks else Part()
     torch.manual_seed(1)
     losses = []
     for number in range(STEPS):
         rows = batch(number)
         look.before_step(rows)
         step(rows, 0.1)
-        look.after_step(rows)
-        losses.append(step.means()["train/loss"])
+        look.after_step(number + 1, rows)
+        losses.append(step.report()["train/loss"])
     return losses, torch.get_rng_state().numpy().tobytes()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
@@ -28,10 +29,18 @@ def calls(hook: Hook) -> Callable[[int], None]:
     model = nn.ModuleDict({"module": nn.Linear(2, 2)})  # as DDP wraps it
     model["module"].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    task, hooks = Classification("x", "y"), Hooks([Hook(), hook])
-    return lambda step: hooks.after_step(
-        RunState(step, model, optimizer, task, None, {}, NullTracker())
-    )
+    at, task = [0], Classification("x", "y")
+
+    def seen(batch: Batch | None) -> RunState:
+        return RunState(at[0], model, optimizer, task, batch, {}, NullTracker())
+
+    hooks = Hooks([Hook(), hook], seen)
+
+    def after(step: int) -> None:
+        at[0] = step
+        hooks.after_step(step, {})
+
+    return after
 
 
 def test_a_hook_that_unfreezes_what_the_optimizer_lacks_is_told() -> None:

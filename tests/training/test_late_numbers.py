@@ -21,17 +21,16 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.copied import Copied
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.step import TrainStep
+from hpctrain.engine.steps.stepping import Every
 from hpctrain.errors import HealthError
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Sums
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
-from tests.steps import alone, trainer_of
+from tests.steps import alone, step_of, trainer_of
 
 STEPS, ROWS, RANKS = 8, 4, 2
-RARELY = Every(log=100, evaluate=100, checkpoint=100)
+RARELY = Every(log=100, checkpoint=100)
 SPOILT = 13  # the sample of step 4 whose loss is NaN: the last row but two, which rank 0 or 1 has
 
 
@@ -82,6 +81,7 @@ def fitted(
     every: Every = RARELY,
     signalled: int = 0,
     spoilt: int | None = SPOILT,
+    evaluate_every: int = 100,
 ) -> dict[str, Any]:
     """Train on a rank; return how it ended, and in which order numbers were queued and read."""
     torch.manual_seed(0)
@@ -93,15 +93,19 @@ def fitted(
     model = alone(nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters, lr=0.1)
     task = Squares(stop, signalled, spoilt)
-    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, health=health)
-    trainer = trainer_of(step, folder / "checkpoints", STEPS, every, loader=numbers(STEPS))
+    step = step_of(model, task, optimizer, health=health, asking=[stop])
+    trainer = trainer_of(
+        *(step, folder / "checkpoints", STEPS, every),
+        loader=numbers(STEPS),
+        evaluate_every=evaluate_every,
+    )
     try:
         end = str(trainer.fit().finished)
     except (HealthError, RolledBack) as error:
         end = type(error).__name__ + str(error).partition(" (first")[0]
     return {
         "end": end,
-        "step": trainer.step,
+        "step": trainer.session.step,
         "stopped": stop.reason,
         "left_out": left_out,
         "skipped": health.skipped,
@@ -127,7 +131,7 @@ def trained(folder: Path, *hows: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_the_end_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    never = Every(100, 100, 100, at_end=False)
+    never = Every(100, 100, at_end=False)
     how = {"late": False, "every": never, "spoilt": None}
     ended, stopped = trained(tmp_path, how, how | {"signalled": 3})
     assert (ended["end"], ended["step"], ended["saved"]) == ("True", STEPS, [])
@@ -140,16 +144,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # how, what a CPU does, what a GPU does where it differs
     "stop": ({}, {"end": FAILED, "step": 4, "saved": []}, {"step": 5}),
     "before a checkpoint": (
-        {"every": Every(100, 100, checkpoint=2)},
+        {"every": Every(100, checkpoint=2)},
         {"end": FAILED, "step": 4, "saved": [2]},
         {},
     ),
     "before an evaluation": (
-        {"every": Every(100, evaluate=4, checkpoint=100)},
+        {"every": RARELY, "evaluate_every": 4},
         {"end": FAILED, "step": 4, "saved": []},
         {},
     ),
-    "before a log line": ({"every": Every(4, 100, 100)}, {"end": FAILED, "step": 4}, {}),
+    "before a log line": ({"every": Every(4, 100)}, {"end": FAILED, "step": 4}, {}),
     "rollback": (
         {"policy": "rollback"},
         {"end": "RolledBack", "step": 4, "left_out": [(4, 16)]},

@@ -25,14 +25,14 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults import copied, health
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.evaluation import evaluate_all
-from hpctrain.engine.loop.step import Totals, TrainStep
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.supervised.evaluation import evaluate_all
+from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import MLP, Transformer
 from hpctrain.tasks import Classification, LanguageModel, Task
+from tests.steps import step_of, stop_of
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -155,7 +155,7 @@ def make(model: str, accumulate: int, device: torch.device) -> tuple[TrainStep, 
     spread = ParallelModel(module, Mesh(Degrees(), 0, device), precision, accumulate)
     kind = torch.optim.AdamW if model in ("transformer", "images") else torch.optim.SGD
     optimizer = kind(spread.parameters, lr=0.1)
-    return TrainStep(spread, task, optimizer, clip_norm=1.0, stop=Stop()), batch
+    return step_of(spread, task, optimizer, clip_norm=1.0), batch
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, tor
             step.health.begin(number + 1, 0, list)
             step(batch, 0.1)
             step.health.judge(late=True)
-            assert not step.stop.agreed
+            assert not stop_of(step).agreed
     assert waits.copies == 3, "the flags of the stop request"
     with pytest.raises(Exception, match=r"meta"):  # what waits is refused
         step.totals.means()
@@ -186,5 +186,5 @@ def test_an_evaluation_waits_only_for_its_means(
     feed: Any = Batches([batch] * 3)
     monkeypatch.setattr(Totals, "means", lambda totals: {})
     with no_waits(pinned) as waits:
-        assert evaluate_all(step, {"val": feed}, step.stop) == {}
+        assert evaluate_all(step, {"val": feed}, stop_of(step)) == {}
     assert waits.copies == 3

@@ -1,5 +1,6 @@
 """`checkpoint.every_s`: all ranks save after the same step, by rank 0's clock."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,26 +9,24 @@ import torch
 from torch import distributed, nn
 
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.step import TrainStep
-from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
+from hpctrain.engine.part import Part
 from hpctrain.engine.parts.timer import Timer
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.engine.steps.stepping import Every
 from tests.ranks import run_ranks
-from tests.steps import alone, trainer_of
+from tests.steps import alone, step_of, trainer_of
 from tests.training.test_late_numbers import Late, Squares, numbers
 
 STEPS, RANKS = 12, 2
 
 
-class Saved(Hook):
+class Saved(Part):
     """Notes the steps after which the rank has saved."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
 
-    def after_save(self, state: RunState, folder: Path) -> None:
-        self.steps.append(state.step)
+    def after_save(self, step: int, metrics: Mapping[str, float], folder: Path) -> None:
+        self.steps.append(step)
 
 
 def saves(folder: Path, late: bool, every: int | None, stop_at: int) -> list[int]:
@@ -55,14 +54,12 @@ def saves(folder: Path, late: bool, every: int | None, stop_at: int) -> list[int
     timer = Clocked(3.0, decides=rank == 0, clock=seconds)
     if late:
         timer._totals, stop._totals = Late([]), Late([])
-    step = TrainStep(model, task, optimizer, clip_norm=None, stop=stop, save_timer=timer)
+    step = step_of(model, task, optimizer, asking=[stop, timer])
     trainer = trainer_of(
         *(step, folder / "checkpoints", STEPS),
-        Every(log=100, evaluate=100, checkpoint=every),
+        Every(log=100, checkpoint=every),
         loader=numbers(STEPS),
-        evaluations={},
-        tracker=NullTracker(),
-        hooks=Hooks([saved]),
+        parts=[saved],
     )
     trainer.fit()
     return saved.steps

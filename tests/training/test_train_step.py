@@ -10,15 +10,15 @@ from torch import nn
 from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.loop.schedule import Schedule
-from hpctrain.engine.loop.step import Totals, TrainStep
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing.scalars import divisor
+from hpctrain.engine.supervised.schedule import Schedule
+from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
 from tests.bounds import EXACT
-from tests.steps import ALONE, batch, make, weights
+from tests.steps import ALONE, batch, make, step_of, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -83,9 +83,7 @@ def grouped(*rates: float | torch.Tensor | None) -> TrainStep:
     groups.append({"params": step.model.parameters[len(rates) - 1 :], "lr": rates[-1]})
     given = [{k: v for k, v in group.items() if v is not None} for group in groups]
     optimizer = torch.optim.AdamW(given, lr=0.003)
-    return TrainStep(
-        step.model, step.task, optimizer, clip_norm=None, stop=step.stop, base_lr=0.003
-    )
+    return step_of(step.model, step.task, optimizer, base_lr=0.003)
 
 
 def test_groups_of_parameters_keep_the_ratio_of_their_rates(tmp_path: Path) -> None:

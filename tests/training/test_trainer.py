@@ -9,8 +9,9 @@ from torch import distributed
 
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.loop.run_parts import Every
-from hpctrain.engine.loop.trainer import Trainer
+from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.supervised.evaluations import Evaluations
+from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import ConfigError
 from tests.ranks import run_ranks
 from tests.steps import batch, make, trainer_of
@@ -29,7 +30,7 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         for number in range(9):
             if number == self.signalled:
-                self.trainer.stop.asked = "SIGTERM"
+                self.trainer.session.stop.asked = "SIGTERM"
             self.given += 1
             yield batch(8, number)
 
@@ -37,12 +38,16 @@ class Batches:
 def due(feed: Batches, asked: str = "") -> Trainer:
     """Return a trainer that is due to evaluate on the batches."""
     feed.trainer = trainer_of(
-        *(make(), Path("unused"), 10, Every(log=1, evaluate=1, checkpoint=1)),
+        *(make(), Path("unused"), 10, Every(log=1, checkpoint=1)),
         evaluations={"val": feed},
         asked=[RequestedMetric(asked)],
-        evaluation_due=True,
     )
+    evaluations_of(feed.trainer).due = True
     return feed.trainer
+
+
+def evaluations_of(trainer: Trainer) -> Evaluations:
+    return next(part for part in trainer.session.parts if isinstance(part, Evaluations))
 
 
 def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
@@ -54,11 +59,12 @@ def evaluated(signals: dict[int, int]) -> tuple[bool, int, list[str]]:
     feed = Batches(signals.get(distributed.get_rank()))
     trainer = due(feed)
     before = torch.get_rng_state()
-    made = trainer._evaluated()
-    assert made is not trainer.evaluation_due
+    evaluations = evaluations_of(trainer)
+    made = evaluations.between(0)
+    assert made is not evaluations.due
     assert trainer.train_step.model.module.training
     assert torch.equal(torch.get_rng_state(), before)
-    return made, feed.given, sorted(trainer.metrics)
+    return made, feed.given, sorted(trainer.session.metrics)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_ranks_agree_to_leave_an_evaluation(
 def refused(asked: str) -> str:
     """Evaluate on a rank, asked for this metric; return the error."""
     try:
-        due(Batches(None), asked)._evaluated()
+        evaluations_of(due(Batches(None), asked)).between(0)
     except ConfigError as error:
         return str(error)
     return ""

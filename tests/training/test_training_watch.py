@@ -41,7 +41,7 @@ def watched(loss: Loss, steps: int) -> list[str]:
         notes.step = step
         watch.seen(step, loss(step))
         if step % 20 == 0 or step == steps:
-            watch.report(step, None, 0)
+            watch.judge(step, None, 0)
         if step == steps // 2:
             state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
             watch = Watch(notes, "note", max_steps=steps)
@@ -73,13 +73,13 @@ def test_a_kill_does_not_change_where_a_watched_run_ends(resumed_at: int) -> Non
         notes.step = step
         watch.seen(step, 2 * math.exp(-step / 80) if step < 280 else 40.0)
         if step % 20 == 0 and step < 300:
-            watch.report(step, None, 0)
+            watch.judge(step, None, 0)
         if step == resumed_at:
             state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
             watch = Watch(notes, "stop", max_steps=400)
             watch.load_state_dict(state)
     with pytest.raises(HealthError, match=r"diverged: it is 40 at step 300"):
-        watch.report(300, None, 0)
+        watch.judge(300, None, 0)
 
 
 def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_silence(
@@ -95,7 +95,7 @@ def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_s
         loss = 1.0 if step < 20 or step > 100 else 0.0 if step > 60 and step % 5 == 0 else 1e29
         watch.seen(step, loss)
         if step % 20 == 0:
-            watch.report(step, None, 0)
+            watch.judge(step, None, 0)
         if step in (60, 100):
             assert [note.topic for note in kept[-1] if note.topic == "diverged"] == ["diverged"]
             assert "taken back" not in caplog.text
@@ -111,10 +111,10 @@ def test_a_run_is_stopped_only_if_asked() -> None:
     for step in range(1, 31):
         watch.seen(step, 1.0 if step == 1 else 1e4)
     with pytest.raises(HealthError, match=r"has diverged.*because of train\.watch=stop"):
-        watch.report(30, None, 0)
+        watch.judge(30, None, 0)
     off = Watch(notes, "off", max_steps=100)
     off.seen(1, 1.0)
-    off.report(30, ["a"], 1)
+    off.judge(30, ["a"], 1)
 
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -130,8 +130,8 @@ def silent(layout: str) -> tuple[list[str], int]:
     ranks, keys = LAYOUTS[layout]
     training = build(Cell("untied", ranks, tuple(keys.items())))
     step = training.step
-    step.silent = SilentLayers(report_every=5)
-    step.silent._every = 1
+    looks = SilentLayers(step.model, 5)
+    looks._every, step.parts = 1, [looks]
     for number in range(4):
         with torch.no_grad():
             for name, parameter in zip(step.model.names, step.model.parameters, strict=True):
@@ -139,9 +139,9 @@ def silent(layout: str) -> tuple[list[str], int]:
                     parameter.zero_()
         step.model.step = number
         step(training._share(batch("untied", training.seen)), 0.0)
-    found = step.silent.read(step.model)
+    found = looks.read()
     assert found is not None
-    return sorted(found), step.silent.layers
+    return sorted(found), looks.layers
 
 
 @pytest.mark.parametrize(
@@ -162,11 +162,12 @@ def test_gradients_of_the_host_and_of_a_gpu_are_looked_at_together(
 ) -> None:
     """Offload leaves undivided parameters on the GPU, for which a tensor without values stands."""
     monkeypatch.setattr(torch, "stack", stack_of_one_device)
-    silent = SilentLayers(report_every=5)
     with FakeTensorMode():
         gradients = torch.ones(3), torch.ones(2, device="cuda"), None
         parameters = [SimpleNamespace(grad=gradient) for gradient in gradients]
         mesh = SimpleNamespace(device=torch.device("cuda"))
-        silent.take(cast(Any, SimpleNamespace(step=4, parameters=parameters, mesh=mesh)))
+        model = cast(Any, SimpleNamespace(step=4, parameters=parameters, mesh=mesh))
+        silent = SilentLayers(model, 5)
+        silent.after_backward()
     assert silent._most is not None
     assert (silent._most.shape, silent._most.device.type) == ((3,), "cuda")

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.base.secrets import shell_word
 from hpctrain.cluster.slurm import steps
@@ -114,17 +115,28 @@ job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 exit "$code\""""
 
 
+class JobOrder(NamedTuple):
+    """When the tasks of an array may run."""
+
+    max_running: int | None = None  # at a time; None: no limit
+    dependency: str | None = None  # the value of sbatch's option, such as `afterany:123`
+    # The name of the jobs if the script is submitted several times for one run: they run one after
+    # another, and the file `job_id` beside the script has their ids.
+    chain: str = ""
+
+
+_AT_ONCE = JobOrder()
+
+
 def sbatch_script(
     config: Config,
     folder: Path,
     count: int,
     *,
     pythonpath: Sequence[Path] = (),
-    max_running: int | None = None,
-    dependency: str | None = None,
+    order: JobOrder = _AT_ONCE,
     command: str = "run",
     exclude: Sequence[str] = (),
-    chain: str = "",
     lead_s: int | None = None,
     grace_s: int | None = None,
 ) -> str:
@@ -134,14 +146,11 @@ def sbatch_script(
     for the output of the script itself. What Slurm cannot accept in `site` or a path is a
     ConfigError.
 
-    Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
-    tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
-    as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, which is `run`, `work` or `call`, with the folder of the array task.
-    `chain` is the name of the jobs if the script is submitted several times for one run; the file
-    `job_id` beside it has their ids. The job is told `lead_s` seconds before its time limit to save
-    (None: launch.warn_s), and `grace_s` seconds after a preemption it is cancelled, unless it has
-    requeued itself.
+    Python imports first from `pythonpath`, the folders of a code snapshot. The tasks run in the
+    `order`, and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The ranks call
+    `command`, which is `run`, `work` or `call`, with the folder of the array task. The job is told
+    `lead_s` seconds before its time limit to save (None: launch.warn_s), and `grace_s` seconds
+    after a preemption it is cancelled, unless it has requeued itself.
     """
     check_folder(config.output_dir, folder)
     lead_s = config.launch.warn_s if lead_s is None else lead_s
@@ -150,9 +159,10 @@ def sbatch_script(
     job, pack = config.launch.of_job, config.launch.pack
     options = sbatch_options(config.name, job, config.site, fitting_nodes(config), lead_s)
     last = math.ceil(count / pack) - 1
-    options["array"] = f"0-{last}" + (f"%{max_running}" if max_running else "")
-    if chain:
-        options["job-name"] = chain
+    options["array"] = f"0-{last}" + (f"%{order.max_running}" if order.max_running else "")
+    dependency = order.dependency
+    if order.chain:
+        options["job-name"] = order.chain
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
@@ -169,7 +179,7 @@ def sbatch_script(
     ]
     if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
-    if chain:
+    if order.chain:
         parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
     return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
 

@@ -5,11 +5,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
+import hydra._internal.hydra as implementation
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.core_plugins.importlib_resources_config_source import (
     ImportlibResourcesConfigSource,
@@ -17,9 +20,11 @@ from hydra._internal.core_plugins.importlib_resources_config_source import (
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -51,7 +56,7 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        with our_launchers():
+        with our_launchers(), _composed_once(RunMode.RUN if is_run else RunMode.MULTIRUN):
             hydra.main(str(conf_dir()), "config", "1.3")(composed.append)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
@@ -144,6 +149,49 @@ def our_launchers() -> Iterator[None]:
     finally:
         stored.update(before)
         sources.update(readers)
+
+
+@contextmanager
+def _composed_once(mode: RunMode) -> Iterator[None]:
+    """Let Hydra compose with `_Once`, in the mode that the command line asks for."""
+    own: Any = ConfigLoaderImpl
+    setattr(implementation, own.__name__, partial(_Once, mode))
+    try:
+        yield
+    finally:
+        setattr(implementation, own.__name__, own)
+
+
+class _Once(ConfigLoaderImpl):
+    """Gives Hydra's main function the config that it has composed before to read `hydra.mode`."""
+
+    def __init__(self, mode: RunMode, config_search_path: Any) -> None:
+        super().__init__(config_search_path)
+        self._mode = mode
+        self._first: tuple[list[str], DictConfig] | None = None
+
+    def load_configuration(
+        self,
+        config_name: str | None,
+        overrides: list[str],
+        run_mode: RunMode,
+        from_shell: bool = True,
+        validate_sweep_overrides: bool = True,
+    ) -> DictConfig:
+        compose = partial(super().load_configuration, config_name, overrides)
+        if not validate_sweep_overrides:  # the first time
+            self._first = [*overrides], compose(self._mode, validate_sweep_overrides=False)
+            return self._first[1]
+        first, self._first = self._first, None
+        if first is None or run_mode != self._mode:
+            return compose(run_mode, from_shell)
+        given, config = first
+        parsed = OverridesParser.create().parse_overrides(given)
+        self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+        if overrides != given:  # Hydra has added the mode
+            config.hydra.mode = run_mode
+            config.hydra.overrides.hydra.extend(overrides[len(given) :])
+        return config
 
 
 class _Files(FileConfigSource):

@@ -4,7 +4,7 @@ Pairs of keys are rows of pairs.yaml; here is what has to be computed. This modu
 torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from hpctrain.config.rules import division
@@ -20,22 +20,25 @@ TRANSFORMER = ("hpctrain.models.Transformer", "hpctrain.models.transformer.Trans
 
 def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what does not fit together in `parallel`, `precision` and `train`."""
-    parallel, kept = config.parallel, config.parallel.fsdp.reshard_after_forward
-    if kept is not None and parallel.zero != 3:
-        yield (
-            f"parallel.fsdp.reshard_after_forward={kept} divides parameters, which "
-            f"parallel.zero={parallel.zero} does not"
-        )
-    elif kept is not None and degrees.dp_shard % kept:
-        allowed = ", ".join(map(str, ["null", *division.factors(degrees.dp_shard)[1:]]))
-        yield (
-            f"parallel.fsdp.reshard_after_forward={kept}: it must be a factor of dp_shard "
-            f"{degrees.dp_shard}: {allowed}"
-        )
+    parallel = config.parallel
+    if (kept := parallel.fsdp.reshard_after_forward) is not None:
+        yield from _resharded(kept, parallel.zero, degrees.dp_shard)
     for kind in ("run", "adapters", "sync", "weights"):
         yield from refused(config, kind, degrees)
-    yield from division.ep_problems(degrees, parallel.ep)
-    yield from _pipeline(config, degrees)
+    if parallel.ep > 1:
+        yield from division.ep_problems(degrees, parallel.ep)
+    if degrees.pp > 1:
+        yield from _pipeline(config, degrees)
+
+
+def _resharded(kept: int, zero: int, dp_shard: int) -> Iterator[str]:
+    """Yield why parameters cannot stay divided over `kept` ranks."""
+    key = f"parallel.fsdp.reshard_after_forward={kept}"
+    if zero != 3:
+        yield f"{key} divides parameters, which parallel.zero={zero} does not"
+    elif dp_shard % kept:
+        allowed = ", ".join(map(str, ["null", *division.factors(dp_shard)[1:]]))
+        yield f"{key}: it must be a factor of dp_shard {dp_shard}: {allowed}"
 
 
 def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -47,8 +50,6 @@ def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
 def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield what does not fit the stages of a pipeline."""
     parallel, train, pp = config.parallel, config.train, degrees.pp
-    if pp == 1:
-        return
     schedule, blocks = parallel.pipeline.schedule, parallel.pipeline.blocks
     stages, key = pp * SCHEDULES[schedule], f"parallel.pipeline.schedule={schedule}"
     if blocks is not None and len(blocks) != stages:
@@ -83,10 +84,13 @@ def _micro_batches(config: Config, degrees: Degrees, key: str, size: int) -> Ite
     yield f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}{stage}: {reason}; {advice}"
 
 
-def division_problems(config: Config, degrees: Degrees) -> Iterator[str]:
-    """Yield what the degrees do not divide."""
-    if config.model.get("_target_") not in TRANSFORMER:
-        return
+def division_problems(config: Config, degrees: Degrees) -> Iterable[str]:
+    """Return what the degrees do not divide."""
+    is_known = config.model.get("_target_") in TRANSFORMER
+    return _divisions(config, degrees) if is_known else ()
+
+
+def _divisions(config: Config, degrees: Degrees) -> Iterator[str]:
     experts = config.model.get("experts")
     if isinstance(experts, int):
         yield from division.expert_problems("model.experts", experts, degrees, config.parallel)

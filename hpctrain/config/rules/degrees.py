@@ -8,6 +8,7 @@ This module does not import torch, because the login node checks degrees before 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from hpctrain.config.schema import ParallelConfig
@@ -25,10 +26,10 @@ class Degrees:
     pp: int = 1  # stages of a pipeline
 
     @classmethod
-    def of(cls, parallel: ParallelConfig, ranks: int, job: str = "") -> Degrees:
+    def of(cls, parallel: ParallelConfig, ranks: int, job: Callable[[], str] = str) -> Degrees:
         """Return the degrees of a config, in which -1 stands for what the others leave.
 
-        If their product is not the number of ranks, the ConfigError says with `job` how that number
+        If their product is not the number of ranks, the ConfigError says by `job` how that number
         comes about, such as "2 nodes x 2 tasks = 4".
         """
         asked = {name: getattr(parallel, name) for name in cls.__dataclass_fields__}
@@ -44,7 +45,7 @@ class Degrees:
             if free:
                 equation = equation.replace(f"{free[0]} 1", f"{free[0]} -1").rpartition(" = ")[0]
             raise ConfigError(
-                f"parallel: {equation}, but the job has {job or f'{ranks} ranks'}; the product "
+                f"parallel: {equation}, but the job has {job() or f'{ranks} ranks'}; the product "
                 "must be the number of ranks, and one degree may be -1, which takes what is left"
             )
         return degrees

@@ -30,6 +30,11 @@ def problems(config: OptimizerConfig) -> Iterator[str]:
             f"optimizer.weight_decay={config.weight_decay}: {config._target_} has no weight decay; "
             "give optimizer.weight_decay=0"
         )
+    if config.groups or config.layer_decay is not None:
+        yield from _groups(config)
+
+
+def _groups(config: OptimizerConfig) -> Iterator[str]:
     for i, rule in enumerate(config.groups):
         yield from _rule(f"optimizer.groups[{i}]", rule)
         yield from _options(f"optimizer.groups[{i}].options", rule.get("options"), config._target_)

@@ -13,24 +13,24 @@ from typing import Any
 
 from hpctrain.config.schema.checkpoint import CheckpointConfig as CheckpointConfig
 from hpctrain.config.schema.data import DataConfig as DataConfig
-from hpctrain.config.schema.hang import HangConfig as HangConfig
 from hpctrain.config.schema.key import Member, key, keys, members, section
+from hpctrain.config.schema.launch import ContainerConfig as ContainerConfig
 from hpctrain.config.schema.launch import LaunchConfig as LaunchConfig
-from hpctrain.config.schema.lora import LoRAConfig as LoRAConfig
-from hpctrain.config.schema.monitor import MonitorConfig as MonitorConfig
-from hpctrain.config.schema.network import NetworkConfig as NetworkConfig
-from hpctrain.config.schema.notify import NotifyConfig as NotifyConfig
+from hpctrain.config.schema.launch import SiteConfig as SiteConfig
 from hpctrain.config.schema.optimizer import OptimizerConfig as OptimizerConfig
 from hpctrain.config.schema.optimizer import PlateauConfig as PlateauConfig
 from hpctrain.config.schema.optimizer import SchedulerConfig as SchedulerConfig
 from hpctrain.config.schema.parallel import FSDPConfig as FSDPConfig
+from hpctrain.config.schema.parallel import NetworkConfig as NetworkConfig
 from hpctrain.config.schema.parallel import ParallelConfig as ParallelConfig
-from hpctrain.config.schema.precision import PrecisionConfig as PrecisionConfig
-from hpctrain.config.schema.replicas import CompressionConfig as CompressionConfig
-from hpctrain.config.schema.site import ContainerConfig as ContainerConfig
-from hpctrain.config.schema.site import SiteConfig as SiteConfig
-from hpctrain.config.schema.tracking import TrackingConfig as TrackingConfig
+from hpctrain.config.schema.parallel import PrecisionConfig as PrecisionConfig
+from hpctrain.config.schema.train import CompressionConfig as CompressionConfig
+from hpctrain.config.schema.train import LoRAConfig as LoRAConfig
 from hpctrain.config.schema.train import TrainConfig as TrainConfig
+from hpctrain.config.schema.watching import HangConfig as HangConfig
+from hpctrain.config.schema.watching import MonitorConfig as MonitorConfig
+from hpctrain.config.schema.watching import NotifyConfig as NotifyConfig
+from hpctrain.config.schema.watching import TrackingConfig as TrackingConfig
 
 
 @dataclass
@@ -62,6 +62,10 @@ class Config:
         "+scaling=weak sets this key and what such a series needs.",
         choices=(None, "strong", "weak"),
         identity=False,
+    )
+    loop: dict[str, Any] = key(
+        {"_target_": "hpctrain.supervised"},
+        "The loop is `_target_`, a function that is called with the session and the other keys.",
     )
     model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
     task: dict[str, Any] = key(

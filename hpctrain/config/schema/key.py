@@ -126,10 +126,7 @@ class Member:
     rule: Rule
     identity: bool  # its own rule and those of its sections
     is_section: bool
-
-    def value(self, config: Any) -> Any:
-        """Return the member's value in a config."""
-        return attrgetter(self.name)(config)
+    value: Callable[[Any], Any]  # returns the member's value in a config
 
 
 @functools.cache
@@ -143,6 +140,12 @@ def keys(schema: type) -> tuple[Member, ...]:
     return tuple(member for member in members(schema) if not member.is_section)
 
 
+def changed(config: Any) -> list[tuple[Member, Any]]:
+    """Return the keys of a config that differ from their defaults, each with its value."""
+    known = keys(type(config))
+    return [(key, value) for key in known if (value := key.value(config)) != key.default]
+
+
 def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
     found: list[Member] = []
     for declared in fields(schema):
@@ -151,7 +154,8 @@ def _walk(schema: Any, prefix: str, identity: bool) -> list[Member]:
         rule: Rule = declared.metadata["rule"]
         name, part = prefix + declared.name, identity and rule.identity
         # Annotations are text in the schema (from __future__), as a user reads them.
-        found.append(Member(name, str(declared.type), default, rule, part, is_dataclass(factory)))
-        if is_dataclass(factory):
+        is_section, value = is_dataclass(factory), attrgetter(name)
+        found.append(Member(name, str(declared.type), default, rule, part, is_section, value))
+        if is_section:
             found.extend(_walk(factory, f"{name}.", part))
     return found

@@ -1,4 +1,4 @@
-"""The keys of `parallel`."""
+"""The keys of `parallel`, `precision` and `network`: how ranks share the work, in which numbers."""
 
 from __future__ import annotations
 
@@ -184,3 +184,58 @@ class ParallelConfig:
         choices=("auto", "gloo", "nccl"),
     )
     timeout_s: int = key(600, "A collective operation fails after this time.", count="seconds")
+
+
+@dataclass
+class PrecisionConfig:
+    """The number formats of the computation, the parameters and the gradient reduction."""
+
+    compute: str = key(
+        "fp32",
+        "Matrix products are computed in this format. bf16 and fp16 are torch's autocast, and fp16 "
+        "scales the loss. tf32 needs a GPU of compute capability 8.0, fp8 one of 8.9 and torchao. "
+        "fp64 is torch's default dtype in the whole run, and needs params=fp64.",
+        choices=("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"),
+    )
+    params: str = key(
+        "fp32",
+        "Parameters, their gradients and the optimizer state are stored in this format.",
+        choices=("fp64", "fp32", "bf16"),
+    )
+    reduce: str | None = key(
+        None,
+        "Gradients are added over the ranks in this format. Null means the format of the "
+        "parameters.",
+        choices=(None, "fp32", "bf16", "fp16"),
+    )
+
+
+@dataclass
+class NetworkConfig:
+    """How the ranks communicate. A variable that you have exported has precedence over its key."""
+
+    interface: str | None = key(
+        None,
+        "NCCL and gloo connect through this network interface, such as ib0 (NCCL_SOCKET_IFNAME, "
+        "GLOO_SOCKET_IFNAME). Null leaves the choice to them. Before, the ranks meet at "
+        "MASTER_ADDR, by default the name of the first host.",
+        pattern=(
+            r"[\w.:@-]+(,[\w.:@-]+)*",
+            "a name such as ib0, or several with commas between them",
+        ),
+    )
+    infiniband: str = key(
+        "auto",
+        "NCCL uses the InfiniBand devices that it finds (auto), no InfiniBand (none: "
+        "NCCL_IB_DISABLE=1), exactly these devices, such as mlx5_0,mlx5_1, or all but these, such "
+        "as ^mlx5_3 (NCCL_IB_HCA).",
+        pattern=(
+            r"\^?=?[\w.:-]+(,[\w.:-]+)*",
+            "auto, none, or devices such as mlx5_0,mlx5_1 or ^mlx5_3",
+        ),
+    )
+    debug: str | None = key(
+        None,
+        "NCCL prints this much about its work (NCCL_DEBUG). Null prints nothing.",
+        choices=(None, "VERSION", "WARN", "INFO", "TRACE"),
+    )

@@ -1,4 +1,4 @@
-"""The keys of `train`."""
+"""The keys of `train`, with those of its adapters (LoRA) and of what replicas send each other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,92 @@ from dataclasses import dataclass
 from typing import Any
 
 from hpctrain.config.schema.key import TOO_LARGE, key, section
-from hpctrain.config.schema.lora import LoRAConfig
-from hpctrain.config.schema.replicas import CompressionConfig, LocalSGDConfig
+
+
+def _check_patterns(patterns: Any) -> str:
+    texts = patterns if isinstance(patterns, list) else [patterns]
+    fits = patterns is None or (texts and all(isinstance(text, str) and text for text in texts))
+    return "" if fits else "it must be a pattern, a list of patterns, or null"
+
+
+@dataclass
+class LoRAConfig:
+    """Only small matrices beside chosen linear layers are trained (LoRA, Hu et al. 2021).
+
+    The weights of the model are those of checkpoint.init_from, which are not changed or saved.
+    """
+
+    match: Any = key(
+        None,
+        "Linear layers whose names fit one of these patterns get an adapter: one pattern, or a "
+        "list. A * stands for any text. Null trains the model itself.",
+        check=_check_patterns,
+    )
+    rank: int = key(8, "Adapters have this rank.", at_least=1)
+    alpha: float = key(16.0, "What an adapter adds is multiplied by alpha / rank.", above=0)
+    dropout: float = key(
+        0.0,
+        "In training, inputs of adapters are zeroed with this probability.",
+        at_least=0,
+        below=1,
+    )
+    also: list[str] = key(
+        [],
+        "Parameters whose names fit one of these patterns are trained and saved as well, such as "
+        "those of a new head.",
+    )
+    quantize: str | None = key(
+        None,
+        "nf4: the frozen weights of the matched layers are held in 4 bits (QLoRA), by "
+        "bitsandbytes. For one process and DDP. Null holds them as they are.",
+        choices=(None, "nf4"),
+    )
+
+    @property
+    def patterns(self) -> list[str]:
+        """The patterns of `match`; none without LoRA."""
+        return [self.match] if isinstance(self.match, str) else list(self.match or [])
+
+
+@dataclass
+class CompressionConfig:
+    """Gradients are compressed before DDP sends them; with one rank it has no effect."""
+
+    kind: str = key(
+        "none",
+        "powersgd sends matrices of a low rank, topk the largest elements, int8 integers of 8 "
+        "bits. The first two add to the next gradient what they did not send.",
+        choices=("none", "powersgd", "topk", "int8"),
+    )
+    rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
+    ratio: float = key(
+        0.01, "topk sends this part of the elements of each parameter.", above=0, at_most=1
+    )
+
+
+@dataclass
+class LocalSGDConfig:
+    """DDP replicas train by themselves and are averaged now and then, for slow connections.
+
+    With one rank it has no effect.
+    """
+
+    every: int | None = key(
+        None,
+        "The parameters of the replicas are averaged after this many steps, and after the last "
+        "step of the run. Until then, evaluations and clipping see each rank's own replica. Null "
+        "reduces the gradients of each step.",
+        count="steps",
+    )
+    outer_lr: float = key(
+        1.0,
+        "The common parameters move by this factor times the mean change of the replicas. 1 "
+        "without momentum averages the replicas; DiLoCo takes 0.7.",
+        above=0,
+    )
+    outer_momentum: float = key(
+        0.0, "The Nesterov momentum of the mean changes. DiLoCo takes 0.9.", at_least=0, at_most=1
+    )
 
 
 def _check_ramp(stages: list[dict[str, Any]]) -> str:

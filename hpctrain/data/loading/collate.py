@@ -59,16 +59,20 @@ class Collate:
                 tensor = self._tensor(value)
                 columns[name] = (tensor,) if steps == 1 else tensor.split(size)
                 continue
-            parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
-            if self._packs:
-                columns[name] = [self._tensor(part.values) for part in parts]
-                columns[name + OFFSETS] = [self._tensor(part.offsets) for part in parts]
-            else:
-                columns[name] = [self._tensor(part.pad()) for part in parts]
-                lengths = value.lengths.reshape(steps, size)
-                columns[name + LENGTH] = self._tensor(lengths).unbind()
+            columns |= self._ragged(name, value, steps, size)
         batches = zip(*columns.values(), strict=True)
         return deque(dict(zip(columns, batch, strict=True)) for batch in batches)
+
+    def _ragged(
+        self, name: str, value: Ragged, steps: int, size: int
+    ) -> dict[str, Sequence[torch.Tensor]]:
+        """Return what batches have of a variable-length field."""
+        parts = [value.rows(i * size, (i + 1) * size) for i in range(steps)]
+        if self._packs:
+            values = [self._tensor(part.values) for part in parts]
+            return {name: values, name + OFFSETS: [self._tensor(part.offsets) for part in parts]}
+        lengths = self._tensor(value.lengths.reshape(steps, size)).unbind()
+        return {name: [self._tensor(part.pad()) for part in parts], name + LENGTH: lengths}
 
     def _tensor(self, array: Array) -> torch.Tensor:
         """Return a tensor with the dtype, and in the memory, that the consumer gets."""

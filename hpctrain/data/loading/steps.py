@@ -89,8 +89,11 @@ class Steps:
 
     def fills_up(self, steps: int) -> bool:
         """Return whether one of the first `steps` steps has positions that do not count."""
+        return not self._drops and self._fills_up(steps)
+
+    def _fills_up(self, steps: int) -> bool:
         final = self._stages[-1]
-        for stretch in () if self._drops else self.stretches(0):
+        for stretch in self.stretches(0):
             if stretch.offset == 0 and stretch.epoch * self.count >= final.begin:
                 # From here on all epochs are alike.
                 return self.count % final.batch_size > 0 and steps >= self.steps_per_epoch

@@ -80,9 +80,10 @@ def is_url(source: str | Path) -> bool:
 
 def load_index(source: str | Path) -> Index:
     """Read the index of a data set in a folder or at a URL."""
-    if not is_url(source):
-        return Index.load(Path(source))
-    origin = Origin(source)
+    return _index_at(Origin(source)) if is_url(source) else Index.load(Path(source))
+
+
+def _index_at(origin: Origin) -> Index:
     try:
         content = b"".join(map(bytes, read_blocks(origin, FILE)))
     except FileNotFoundError:

@@ -14,19 +14,21 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import readable
 from hpctrain.data.places.origin import is_url
-from hpctrain.data.places.stage import Stage
 from hpctrain.data.shards.index import Shard
 from hpctrain.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from hpctrain.data.places.stage import Stage
 
 log = logging.getLogger(__name__)
 
 
-class Place(Protocol):
+class ShardPlace(Protocol):
     """Gives the file of a shard. Threads may share it. A forked child gets its own state."""
 
     def path(self, shard: Shard) -> Path:
@@ -41,14 +43,14 @@ class Place(Protocol):
         return
 
 
-class Folder(Place):
+class Folder(ShardPlace):
     """The folder of the data set itself: nothing is copied, so nothing is to be done but `path`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
     def path(self, shard: Shard) -> Path:
-        """See `Place`."""
+        """See `ShardPlace`."""
         return self.folder / shard.path
 
 
@@ -59,7 +61,7 @@ def open_place(
     *,
     folder: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Place:
+) -> ShardPlace:
     """Choose where shards are read: the module explains the modes.
 
     The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
@@ -74,6 +76,17 @@ def open_place(
             )
     elif mode == "none" or (mode == "auto" and kind_of(Path(source)) != "network"):
         return Folder(Path(source))
+    return _staged(source, mode, shards, folder, environ)
+
+
+def _staged(
+    source: str | Path,
+    mode: str,
+    shards: Sequence[Shard],
+    folder: Path | None,
+    environ: Mapping[str, str],
+) -> ShardPlace:
+    """Return copies on this node, or the folder itself if there is no room and `mode` allows it."""
     needed = (sum if is_url(source) else max)([0, *(shard.bytes for shard in shards)])
     problems = []
     for base in [folder] if folder else _bases(environ):
@@ -98,7 +111,9 @@ def _make(folder: Path) -> None:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _open_stage(source: str | Path, base: Path, needed: int) -> Stage:
+def _open_stage(source: str | Path, base: Path, needed: int) -> "Stage":
+    from hpctrain.data.places.stage import Stage
+
     stage = Stage(source, base)
     if stage.budget_bytes < needed:
         budget = stage.budget_bytes

@@ -156,12 +156,14 @@ class Index:
     def __post_init__(self) -> None:
         categories = {name: tuple(values) for name, values in self.categories.items()}
         object.__setattr__(self, "categories", categories)  # the order in which they are loaded
-        there = f"there are {_names(tuple(self.fields))}"
         for name in categories:
             if name not in self.fields:
-                raise DataError(f"categories of {name!r}: there is no such field; {there}")
+                there = _names(tuple(self.fields))
+                raise DataError(
+                    f"categories of {name!r}: there is no such field; there are {there}"
+                )
         if self.group and self.group not in self.fields:
-            raise DataError(f"group {self.group!r}: {there}")
+            raise DataError(f"group {self.group!r}: there are {_names(tuple(self.fields))}")
 
     @property
     def digest(self) -> str:
@@ -202,14 +204,7 @@ class Index:
         try:
             content, _ = read_bytes(path, 1, LARGEST)
         except FileNotFoundError:
-            if path.parent.is_file():
-                raise DataError(f"{path.parent} is a file; a data set is a folder") from None
-            if not path.parent.exists():
-                raise DataError(f"the data folder {path.parent} does not exist") from None
-            raise DataError(
-                f"{path.parent} has no {FILE}: it is not a finished data set. If data_prep was "
-                "interrupted here, run it again"
-            ) from None
+            raise DataError(_why_missing(path.parent)) from None
         except DamageError as error:
             raise DataError(str(error)) from None
         return cls.loads(content, str(path))
@@ -280,6 +275,18 @@ def check_shard(path: Path, shard: Shard) -> None:
     if size != shard.bytes:
         what = "truncated" if size < shard.bytes else "changed"
         raise DataError(f"shard {path} is {what}: it has {size} bytes, {FILE} lists {shard.bytes}")
+
+
+def _why_missing(folder: Path) -> str:
+    """Return why a folder has no index."""
+    if folder.is_file():
+        return f"{folder} is a file; a data set is a folder"
+    if not folder.exists():
+        return f"the data folder {folder} does not exist"
+    return (
+        f"{folder} has no {FILE}: it is not a finished data set. If data_prep was "
+        "interrupted here, run it again"
+    )
 
 
 def _names(names: tuple[str, ...]) -> str:

@@ -17,10 +17,8 @@ import xxhash
 
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.types import Array
+from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION, Array
 
-FORMAT = "hpctrain-shard"
-VERSION = 1
 ALIGNMENT = 4096  # bytes: a page
 STEP = 2**20  # bytes that are written, and then digested while the cache has them
 _IMAGE_STEP = 2**24  # bytes by which a file in memory grows
@@ -179,8 +177,8 @@ def _layout(datasets: int) -> dict[str, Any]:
 
 
 def _write_attributes(file: h5py.File, split: str, count: int) -> None:
-    file.attrs["format"] = np.bytes_(FORMAT)
-    file.attrs["version"] = np.int64(VERSION)
+    file.attrs["format"] = np.bytes_(SHARD_FORMAT)
+    file.attrs["version"] = np.int64(SHARD_VERSION)
     file.attrs["split"] = np.bytes_(split)
     file.attrs["count"] = np.int64(count)
 

@@ -18,3 +18,7 @@ Int64s: TypeAlias = NDArray[np.int64]
 
 Batch: TypeAlias = "dict[str, torch.Tensor]"
 """Field name to tensor, with the samples along the first axis."""
+
+SHARD_FORMAT = "hpctrain-shard"
+SHARD_VERSION = 1
+"""The attributes of a shard in our format: see `hpctrain.data.shards.format`."""

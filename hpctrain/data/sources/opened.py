@@ -1,6 +1,6 @@
 """The open shards of a process: opened when they are needed, and all closed when there is no room.
 
-What a read returns was read from unchanged files (see `Watch`).
+What a read returns was read from unchanged files (see `ShardWatch`).
 """
 
 import resource
@@ -14,14 +14,14 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from hpctrain.base.files.mounts import kind_of
-from hpctrain.data.places.placement import Place
+from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.watch import Watch
+from hpctrain.data.sources.watch import ShardWatch
 from hpctrain.errors import DataError
 
 T = TypeVar("T")
@@ -32,13 +32,14 @@ class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
     A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
-    "mmap", "read", or "auto", which is "read" on network file systems. `Watch` explains the rest.
+    "mmap", "read", or "auto", which is "read" on network file systems. `ShardWatch` explains the
+    rest.
     """
 
     def __init__(
         self,
         shards: Sequence[Shard],
-        place: Place,
+        place: ShardPlace,
         fields: Mapping[str, Field],
         io: IO,
         since_ns: int,
@@ -49,7 +50,7 @@ class OpenShards:
         # What is full is retired: it ends when nobody reads from it.
         self._datasets = self._retired = Datasets(shards, fields)
         self._changed = threading.Condition()
-        self._watch = Watch(shards, since_ns, first_use)
+        self._watch = ShardWatch(shards, since_ns, first_use)
         self._admitting = threading.Lock()
         self._admitted_again = 0  # how often an open shard was touched, and was still right
 
@@ -103,17 +104,20 @@ class OpenShards:
                     continue
                 open_then = len(datasets.layouts) + len(missing)
                 if datasets.layouts and open_then > self._limit(datasets):
-                    if self._retired is not datasets and self._retired.users:
-                        self._changed.wait()
-                    else:
-                        new = Datasets(self._shards, self._fields)
-                        self._retired, self._datasets = datasets, new
+                    self._retire(datasets)
                     continue
                 for shard, path, stamp in zip(missing, paths, stamps, strict=True):
                     if not datasets.is_open[shard]:
                         datasets.add(shard, self._layout(shard, path, stamp))
                 datasets.users += 1
                 return datasets
+
+    def _retire(self, datasets: Datasets) -> None:
+        """Begin with no open shard, after those that were retired before have ended."""
+        if self._retired is not datasets and self._retired.users:
+            self._changed.wait()
+        else:
+            self._retired, self._datasets = datasets, Datasets(self._shards, self._fields)
 
     @staticmethod
     def _limit(datasets: Datasets) -> int:
@@ -127,18 +131,21 @@ class OpenShards:
         """Return whether no held shard was touched since it was opened."""
         touched = self._watch.touched(shards)
         for shard in touched:
-            with self._admitting:
-                if self._watch.touched(np.array([shard])):  # no other thread was faster
-                    path = datasets.layouts[shard].path
-                    stamp = self._watch.admit_again(shard)
-                    # The mapping stays. Other readers know the file by the time of its last write.
-                    datasets.layouts[shard] = self._layout(shard, path, stamp)
-                    self._admitted_again += 1
+            self._admit_again(datasets, shard)
         return not touched
 
-    def _layout(self, shard: int, path: Path, stamp: Stamp) -> Layout:
+    def _admit_again(self, datasets: Datasets, shard: int) -> None:
+        with self._admitting:
+            if self._watch.touched(np.array([shard])):  # no other thread was faster
+                path = datasets.layouts[shard].path
+                stamp = self._watch.admit_again(shard)
+                # The mapping stays. Other readers know the file by the time of its last write.
+                datasets.layouts[shard] = self._layout(shard, path, stamp)
+                self._admitted_again += 1
+
+    def _layout(self, shard: int, path: Path, stamp: Stamp) -> ShardLayout:
         mapped = self._io == "mmap" or (self._io == "auto" and self._kind(path.parent) != "network")
-        layout = Layout(path, self._shards[shard], self._fields, mapped=mapped)
+        layout = ShardLayout(path, self._shards[shard], self._fields, mapped=mapped)
         layout.check_is(stamp)
         return layout
 

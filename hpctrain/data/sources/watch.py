@@ -32,7 +32,7 @@ class _Noted(NamedTuple):
     own: bool  # a file of the data set, not a staged copy
 
 
-class Watch:
+class ShardWatch:
     """The stamps of the shards that a process has opened, by their numbers in `shards`.
 
     A file that was written after `since_ns`, when the run began to read the data set, is compared
@@ -97,19 +97,22 @@ class Watch:
                 right = stamp == known
             else:
                 right = not own or stamp.modified_ns <= self._since_ns
-            when = clock(max(stamp.modified_ns, stamp.changed_ns))
             if right:
                 self._noted[shard] = _Noted(str(path), stamp, own)
                 return stamp
-            log.warning(
-                "shard %s was touched at %s; comparing its digest with %s", path, when, FILE
-            )
-            try:
-                check_digest(path, entry)
-            except DataError as error:
-                raise DataError(
-                    f"shard {path} was changed during the run, at {when} ({error}). Checkpoints "
-                    "from before then are good. Put the file back as it was (`python -m data_prep "
-                    f"inspect {path.parent} --verify` compares it), then resume the run"
-                ) from None
+            _check_touched(path, entry, stamp)
             known = stamp
+
+
+def _check_touched(path: Path, entry: Shard, stamp: Stamp) -> None:
+    """Compare the digest of a file that has another stamp than it should."""
+    when = clock(max(stamp.modified_ns, stamp.changed_ns))
+    log.warning("shard %s was touched at %s; comparing its digest with %s", path, when, FILE)
+    try:
+        check_digest(path, entry)
+    except DataError as error:
+        raise DataError(
+            f"shard {path} was changed during the run, at {when} ({error}). Checkpoints "
+            "from before then are good. Put the file back as it was (`python -m data_prep "
+            f"inspect {path.parent} --verify` compares it), then resume the run"
+        ) from None

@@ -5,76 +5,72 @@ mixture: NAME ── …                                                 ├─�
 shuffle, subset, fold, balance, weights, buckets … ── sampler ─────┘
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 import xxhash
 
-from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.schema import Config
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import open_place
-from hpctrain.data.places.verification import verify
-from hpctrain.data.samplers.block_order import BlockOrder
-from hpctrain.data.samplers.buckets import Buckets
-from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.places.placement import ShardPlace, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.samplers.subset import Subset, column
-from hpctrain.data.samplers.weighted import Balanced
-from hpctrain.data.shards.index import Index, Statistics
+from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.source import Source
-from hpctrain.data.sources.concat import Concat
-from hpctrain.data.sources.images import Decoded
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.sources.windows import Windows
-from hpctrain.data.transforms import Compose, bind
-from hpctrain.data.workers.pool import Workers
-from hpctrain.data.workers.samples import OneByOne
-from hpctrain.engine.building.chosen_samples import ChosenSamples
-from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms, transforms_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.errors import DataError
+
+if TYPE_CHECKING:  # what a data set does not need is imported where it is made
+    from hpctrain.data.sources.windows import Windows
+    from hpctrain.data.transforms import Transform
+    from hpctrain.data.workers.pool import Workers
+    from hpctrain.engine.building.chosen_samples import ChosenSamples
+    from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
 
 _SORTED = 8192  # samples that are sorted by length at a time, rounded up to whole batches
 
 
 class DataBuilder:
-    """Builds the feeds of one rank: `mesh` divides the samples, and batches are on `device`."""
+    """Builds the feeds of one rank, in batches of these global sizes.
 
-    def __init__(self, config: Config, ranks: RankInfo, mesh: Mesh, device: torch.device) -> None:
-        self.config, self._ranks, self._mesh, self._device = config, ranks, mesh, device
+    `mesh` divides the samples, and has the device that the batches are on. `cores` is how many of
+    the processor's cores the rank has: all but one decode images.
+    """
+
+    def __init__(
+        self, data: DataConfig, sizes: BatchSizeRamp, seed: int, mesh: Mesh, cores: int
+    ) -> None:
+        self._data, self._sizes, self._seed, self._mesh = data, sizes, seed, mesh
+        self._cores = cores
         self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
-        self._samples = ChosenSamples(config.data, config.seed)
-        self._of_evaluation = EvaluationTransforms(config.data, device, config.seed)
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
-        data = self.config.data
+        data, mesh = self._data, self._mesh
         if data.mixture:
             source, sampler = self._mixture()
         else:
             source, reader = self._source(data.path, data.train_split)
-            sampler = self._sampler(source, reader, self.config.seed)
+            sampler = self._sampler(source, reader, self._seed)
         return self._feed(
             source,
             sampler,
-            global_batch_size=self.config.train.global_batch_size,
-            shares=(self._mesh.first_share, self._mesh.shares, self._mesh.weight),
+            global_batch_size=self._sizes.final,
+            shares=(mesh.first_share, mesh.shares, mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
-            ramp=ramp_of(self.config.train).stages,
-            transforms=transforms_of("data.transforms", data.transforms, self.config.seed),
-            batch_transforms=transforms_of(
-                "data.batch_transforms", data.batch_transforms, self.config.seed
-            ),
+            ramp=self._sizes.stages,
+            transforms=self._made("transforms") if data.transforms else [],
+            batch_transforms=self._made("batch_transforms") if data.batch_transforms else [],
         )
 
     def evaluation(
@@ -85,18 +81,18 @@ class DataBuilder:
         Without `split` it is `data.val_split`, or the fold of `data.fold`. Transforms on the device
         have the statistics of the training, with another data set (`path`), too.
         """
-        if split is None and self.config.data.evaluated is None:
+        if split is None and self._data.evaluated is None:
             return None
         # Evaluation keeps no activations for a backward pass, so a larger batch fits.
-        share, mesh = 2 * BatchSizes.of(self.config, self._mesh.degrees).share, self._mesh
-        shares = mesh.dp_rank, mesh.dp_size, 1
-        return self._evaluation_feed(share * mesh.dp_size, shares, split, path)
+        mesh = self._mesh
+        rows = 2 * (self._sizes.final // mesh.shares) * mesh.dp_size
+        return self._evaluation_feed(rows, (mesh.dp_rank, mesh.dp_size, 1), split, path)
 
     def evaluations(self) -> Iterator[tuple[str, DevicePrefetcher]]:
         """Yield the feed of each evaluation, with what the names of its metrics begin with."""
         if (feed := self.evaluation()) is not None:
             yield "val", feed
-        for name, (path, split) in self.config.data.other_sets.items():
+        for name, (path, split) in self._data.other_sets.items():
             if (feed := self.evaluation(split, path)) is not None:
                 yield f"val/{name}", feed
 
@@ -111,26 +107,32 @@ class DataBuilder:
         split: str | None = None,
         path: str | None = None,
     ) -> DevicePrefetcher:
-        data = self.config.data
+        data = self._data
         of_fold = split is None and data.fold_of is not None
         split = data.train_split if of_fold else split or str(data.val_split)
         source, reader = self._source(path or data.path, split)
-        sampler: Sampler = Order(len(source), 0, shuffle=False)
-        if of_fold:
-            indices = self._samples.of_fold(reader)
-            sampler = Subset(Order(len(indices), 0, shuffle=False), indices)
         return self._feed(
             source,
-            sampler,
+            self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False),
             global_batch_size=rows,
             shares=shares,
             tail="pad",
             max_epochs=1,
-            **self._of_evaluation.of(source, self._statistics()),
+            **self._transforms_of_evaluation(source),
         )
 
+    def _fold(self, reader: Reader) -> Sampler:
+        """Return the order of the samples of the fold."""
+        from hpctrain.data.samplers.subset import Subset
+
+        indices = self._chosen.of_fold(reader)
+        return Subset(Order(len(indices), 0, shuffle=False), indices)
+
     def _mixture(self) -> tuple[Source, Sampler]:
-        data = self.config.data
+        from hpctrain.data.samplers.mixture import Mixture
+        from hpctrain.data.sources.concat import Concat
+
+        data = self._data
         sources, samplers, weights = {}, {}, {}
         for part in data.mixture:
             name, path = str(part["name"]), part["path"]
@@ -138,82 +140,94 @@ class DataBuilder:
             try:
                 sources[name], reader = self._source(path, split)
                 # With one seed, data sets of equal size would be shuffled in the same order.
-                own = self.config.seed ^ xxhash.xxh64_intdigest(name.encode())
+                own = self._seed ^ xxhash.xxh64_intdigest(name.encode())
                 samplers[name] = self._sampler(sources[name], reader, own)
             except DataError as error:
                 raise DataError(f"data.mixture, {name}: {error}") from error
             if "weight" in part:
                 weights[name] = float(part["weight"])
         counts = {name: len(source) for name, source in sources.items()}
-        mixture = Mixture(
-            counts,
-            weights or None,
-            self.config.seed,
-            samplers=samplers,
-        )
+        mixture = Mixture(counts, weights or None, self._seed, samplers=samplers)
         return Concat(sources), mixture
 
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """Return the source of the loader, and the reader of shards below it."""
-        data = self.config.data
-        index = self._index(path)
-        shards = index.split(split).shards
-        folder = None if data.stage_dir is None else Path(data.stage_dir)
-        place = open_place(path, data.stage, shards, folder=folder)
-        if data.verify == "full":
-            verify(path, shards, self._ranks.rank, self._ranks.world_size)
-        self._closes.append(place.close)
+        data, index = self._data, self._index(path)
+        place = self._place(path, index.split(split).shards)
         first_use = data.verify == "first_use"
         reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
         source: Source = reader
         if data.windows.field is not None:
-            source = Windows(
-                reader,
-                data.windows.field,
-                data.windows.length,
-                data.windows.stride,
-                documents=data.windows.documents,
-            )
-        images = data.images
-        if images.field is not None:
-            size = None if images.size is None else (images.size[0], images.size[1])
-            source = Decoded(
-                source,
-                images.field,
-                size=size,
-                fit=images.fit,  # type: ignore[arg-type]
-                threads=max(1, self.config.launch.cpus_per_task - 1),
-            )
+            source = self._windows(reader, data.windows.field)
+        if data.images.field is not None:
+            source = self._decoded(source, data.images.field)
         return source, reader
 
+    def _place(self, path: str, shards: Sequence[Shard]) -> ShardPlace:
+        """Return where shards are read, after they are verified if that is wanted."""
+        data, mesh = self._data, self._mesh
+        folder = None if data.stage_dir is None else Path(data.stage_dir)
+        place = open_place(path, data.stage, shards, folder=folder)
+        if data.verify == "full":
+            from hpctrain.data.places.verification import verify
+
+            verify(path, shards, mesh.rank, mesh.degrees.ranks)
+        self._closes.append(place.close)
+        return place
+
+    def _windows(self, reader: Reader, field: str) -> Windows:
+        from hpctrain.data.sources.windows import Windows
+
+        cut = self._data.windows
+        return Windows(reader, field, cut.length, cut.stride, documents=cut.documents)
+
+    def _decoded(self, source: Source, field: str) -> Source:
+        from hpctrain.data.sources.images import Decoded
+
+        images, threads = self._data.images, max(1, self._cores - 1)
+        size = None if images.size is None else (images.size[0], images.size[1])
+        fit: Any = images.fit
+        return Decoded(source, field, size=size, fit=fit, threads=threads)
+
     def _sampler(self, source: Source, reader: Reader, seed: int) -> Sampler:
-        data, count = self.config.data, len(source)
-        chosen = self._samples.of_training(reader, count)
-        if chosen is not None:
-            count = len(chosen)
-        sampler: Sampler
-        if data.balance is not None:
-            values = column(reader.only([data.balance]), data.balance)
-            if chosen is not None:
-                values = values[np.asarray(chosen)]
-            sampler = Balanced(values, seed)
+        data = self._data
+        if data.subset is None and data.fold is None and data.balance is None:
+            sampler = self._order(source, reader, len(source), seed)
         else:
-            blocks = source if isinstance(source, Windows) else reader
-            sampler = self._order(blocks, count, seed)
-        if chosen is not None:
-            sampler = Subset(sampler, chosen)
+            sampler = self._sampler_of_some(source, reader, seed)
         if data.buckets.field is not None:
-            lengths = partial(reader.lengths, data.buckets.field)
-            size = self.config.train.global_batch_size
-            window = -(-_SORTED // size) * size
-            sampler = Buckets(sampler, lengths, window, size, seed)
+            sampler = self._in_buckets(sampler, reader, data.buckets.field, seed)
         return Repeat(sampler, data.repeat) if data.repeat > 1 else sampler
 
-    def _order(self, blocks: Reader | Windows, count: int, seed: int) -> Sampler:
-        data = self.config.data
-        if data.shuffle != "block":
-            return Order(count, seed, shuffle=data.shuffle == "full")
-        return BlockOrder(count, seed, blocks.block_size(), data.window)
+    def _order(self, source: Source, reader: Reader, count: int, seed: int) -> Sampler:
+        if self._data.shuffle != "block":
+            return Order(count, seed, shuffle=self._data.shuffle == "full")
+        from hpctrain.data.samplers.block_order import BlockOrder
+
+        blocks: Any = source if hasattr(source, "block_size") else reader
+        return BlockOrder(count, seed, blocks.block_size(), self._data.window)
+
+    def _sampler_of_some(self, source: Source, reader: Reader, seed: int) -> Sampler:
+        """Return the order of the samples of subset and fold, or draws that balance classes."""
+        from hpctrain.data.samplers.subset import Subset, column
+        from hpctrain.data.samplers.weighted import Balanced
+
+        balance, chosen = self._data.balance, self._chosen.of_training(reader, len(source))
+        sampler: Sampler
+        if balance is not None:
+            values = column(reader.only([balance]), balance)
+            sampler = Balanced(values if chosen is None else values[np.asarray(chosen)], seed)
+        else:
+            count = len(source) if chosen is None else len(chosen)
+            sampler = self._order(source, reader, count, seed)
+        return sampler if chosen is None else Subset(sampler, chosen)
+
+    def _in_buckets(self, sampler: Sampler, reader: Reader, field: str, seed: int) -> Sampler:
+        from hpctrain.data.samplers.buckets import Buckets
+
+        size = self._sizes.final
+        window = -(-_SORTED // size) * size
+        return Buckets(sampler, partial(reader.lengths, field), window, size, seed)
 
     def _feed(
         self,
@@ -228,10 +242,7 @@ class DataBuilder:
         max_epochs: int | None = None,
         ramp: Sequence[tuple[int, int]] = (),
     ) -> DevicePrefetcher:
-        data, seed = self.config.data, self.config.seed
-        workers = Workers(source, OneByOne(transforms), data.workers) if transforms else None
-        if workers is not None:
-            self._closes.append(workers.close)
+        data, device = self._data, self._mesh.device
         loader = Loader(
             source,
             global_batch_size=global_batch_size,
@@ -239,24 +250,59 @@ class DataBuilder:
             dp_size=shares[1],
             dp_count=shares[2],
             sampler=sampler,
-            seed=seed,
+            seed=self._seed,
             tail=tail,
             max_epochs=max_epochs,
             ramp=ramp,
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
-            pin_memory=self._device.type == "cuda",
-            workers=workers,
+            pin_memory=device.type == "cuda",
+            workers=self._workers(source, transforms) if transforms else None,
         )
-        transform = (
-            bind(Compose(batch_transforms), self._statistics()) if batch_transforms else None
-        )
+        transform = self._composed(batch_transforms) if batch_transforms else None
         closes, self._closes = self._closes, []
-        return DevicePrefetcher(loader, self._device, transform, seed=seed, closes=closes)
+        return DevicePrefetcher(loader, device, transform, seed=self._seed, closes=closes)
+
+    def _workers(self, source: Source, transforms: list[Any]) -> Workers:
+        from hpctrain.data.workers.pool import Workers
+        from hpctrain.data.workers.samples import OneByOne
+
+        workers = Workers(source, OneByOne(transforms), self._data.workers)
+        self._closes.append(workers.close)
+        return workers
+
+    def _composed(self, batch_transforms: list[Any]) -> Transform:
+        from hpctrain.data.transforms import Compose, bind
+
+        return bind(Compose(batch_transforms), self._statistics())
+
+    def _made(self, name: str) -> list[Any]:
+        """Return the transforms of the training that the config names."""
+        from hpctrain.engine.building.evaluation_transforms import transforms_of
+
+        return transforms_of(f"data.{name}", getattr(self._data, name), self._seed)
+
+    def _transforms_of_evaluation(self, source: Source) -> dict[str, list[Any]]:
+        kinds, data = ("transforms", "batch_transforms"), self._data
+        if not any(getattr(data, f"{of}{kind}") for of in ("", "val_") for kind in kinds):
+            return {kind: [] for kind in kinds}
+        return self._of_evaluation.of(source, self._statistics())
+
+    @cached_property
+    def _of_evaluation(self) -> EvaluationTransforms:
+        from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
+
+        return EvaluationTransforms(self._data, self._mesh.device, self._seed)
+
+    @cached_property
+    def _chosen(self) -> ChosenSamples:
+        from hpctrain.engine.building.chosen_samples import ChosenSamples
+
+        return ChosenSamples(self._data, self._seed)
 
     def _statistics(self) -> Mapping[str, Statistics]:
-        data = self.config.data
+        data = self._data
         return self._index(data.path).statistics.get(data.train_split, {})
 
     def _index(self, path: str) -> Index:

@@ -17,7 +17,7 @@ from typing import Any
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.schema import Config, SchedulerConfig
 from hpctrain.engine.building.instantiate import instantiate
-from hpctrain.engine.loop.schedule import Schedule, peak_lr, warmup_steps
+from hpctrain.engine.supervised.schedule import Schedule, peak_lr, warmup_steps
 from hpctrain.errors import ConfigError
 
 

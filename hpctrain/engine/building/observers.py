@@ -3,6 +3,8 @@
 Rank 0 alone writes what they find into run.json (`recorder`).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +14,22 @@ from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.parts.hooks import Hook, Hooks
+from hpctrain.engine.parts.display import Display, choose_display
+from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
-from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.parts.progress_file import ProgressFile
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
+
+_LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def recorder(run: RunDir, ranks: RankInfo) -> Callable[..., None]:
@@ -39,7 +46,20 @@ def build_notes(run: RunDir, ranks: RankInfo, tracker: Tracker) -> Notes:
     )
 
 
-def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch) -> Health:
+def build_display(run: RunDir, ranks: RankInfo, metric: str) -> Display:
+    """Return what shows the progress, to people and to `status`."""
+    display = choose_display(ranks.is_main, metric)
+    return ProgressFile(display, run.path / "progress.json", metric) if ranks.is_main else display
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
+
+
+def build_health(
+    train: TrainConfig, run: RunDir, ranks: RankInfo, seen: Callable[[int, float], None]
+) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
     known = objects.broadcast([*run.read().left_out] if ranks.is_main else None)
     record = recorder(run, ranks)
@@ -48,7 +68,7 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=lambda left_out: record(left_out=left_out),
-        seen=watch.seen,
+        seen=seen,
     )
 
 
@@ -64,11 +84,24 @@ def build_best(
     return Best(config.best, record, checkpointer.exists)
 
 
-def build_hooks(config: Config, run: RunDir, ranks: RankInfo) -> Hooks:
-    """Return the hooks of the user, and the profiler of `train.profile`."""
+def build_hooks(config: Config, step: TrainStep, tracker: Tracker) -> Hooks | None:
+    """Return the part that calls the hooks of the user, if there are any."""
     needed = "a class that inherits from hpctrain.training.Hook"
     made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
-    steps = config.train.profile
+    if not made:
+        return None
+    hooks = Hooks(made, lambda batch: _state(hooks, step, batch, tracker))
+    return hooks
+
+
+def _state(hooks: Hooks, step: TrainStep, batch: Batch | None, tracker: Tracker) -> RunState:
+    """Return what a hook sees at this step."""
+    at, model = hooks.session, (step.model.module, step.optimizer, step.task)
+    return RunState(at.step, *model, batch, at.metrics, tracker)
+
+
+def build_profile(steps: str | None, run: RunDir, ranks: RankInfo) -> ProfiledSteps | None:
+    """Return the profiler of `train.profile`, on rank 0."""
     if steps is None or not ranks.is_main:
-        return Hooks(made)
-    return Hooks(made, ProfiledSteps(steps, run.path / "profile", ranks.rank))
+        return None
+    return ProfiledSteps(steps, run.path / "profile", ranks.rank)

@@ -7,11 +7,14 @@ a training   an evaluation   a benchmark   an export of a graph
                        └── task ── model on its ranks
 """
 
+from collections.abc import Sequence
 from functools import cached_property, partial
 
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
+from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.engine.building.build_data import DataBuilder
@@ -19,7 +22,7 @@ from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.initial import Build
-from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.recipe import Training, parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, bind, on_device, on_part
 
@@ -32,7 +35,8 @@ class Parts:
         degrees = Degrees.of(config.parallel, ranks.world_size)
         self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
         self.precision = Precision(config.precision, device)
-        self.data = DataBuilder(config, ranks, self.mesh, device)
+        sizes, cores = ramp_of(config.train), config.launch.cpus_per_task
+        self.data = DataBuilder(config.data, sizes, config.seed, self.mesh, cores)
         self.build: Build = partial(instantiate, "model", config.model)
 
     @cached_property
@@ -52,9 +56,27 @@ class Parts:
         With `divided_loss`, tensor parallel may leave the logits divided. What to know about a
         training is said only if the model `trains`.
         """
-        return parallelize(
-            *(self.build, self.config, self.mesh, self.precision),
-            loss_parallel=divided_loss and getattr(self.task, "loss_parallel", False),
-            arguments=getattr(self.task, "arguments", ()),
-            trains=trains,
-        )
+        loss_parallel = divided_loss and getattr(self.task, "loss_parallel", False)
+        arguments = getattr(self.task, "arguments", ())
+        training = training_of(self.config, self.mesh, loss_parallel, arguments, says=trains)
+        return parallelize(self.build, self.config.parallel, self.mesh, self.precision, training)
+
+
+def training_of(
+    config: Config,
+    mesh: Mesh,
+    loss_parallel: bool = False,
+    arguments: Sequence[str] = (),
+    *,
+    says: bool = True,
+) -> Training:
+    """Return how the model of a config is trained on the ranks of a mesh."""
+    return Training(
+        *(config.train, config.optimizer, config.seed),
+        accumulate=BatchSizes.of(config, mesh.degrees).accumulate * mesh.weight,
+        norm=config.model.get("norm"),
+        may_sync=lambda: not any(sync_problems(config, mesh.degrees)),
+        loss_parallel=loss_parallel,
+        arguments=arguments,
+        says=says,
+    )

@@ -15,10 +15,9 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
@@ -30,17 +29,18 @@ from torch.distributed.checkpoint.state_dict import (
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
+from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
 from hpctrain.engine.checkpoint.optimizer_modes import OptimizerModes
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.engine.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.distributed.tensors import local
-from hpctrain.engine.layers.dry_run import stored_buffers
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import MisfitError, StorageError
 from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest, Progress
@@ -50,28 +50,40 @@ _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same s
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
-class _SpreadModel(Protocol):
-    """What is saved of a model on several ranks; `ParallelModel` has it, and explains it."""
+class StateSizes(NamedTuple):
+    """How large a checkpoint will be, and what a copy of it may take."""
 
-    module: nn.Module
-    mesh: Any  # hpctrain.engine.parallel.mesh.Mesh
-    parameters: list[nn.Parameter]
-    names: list[str]
+    states: int = 2  # tensors that the optimizer keeps for a parameter, about
+    # Bytes of memory that a copy of this rank's part may take, while it is written in the
+    # background; with 0 saves stop the training.
+    staging: float = 0
 
-    @property
-    def layout(self) -> Mapping[str, int]: ...
-    @property
-    def replicas_differ(self) -> bool: ...
-    def share_buffers(self) -> None: ...
-    def free_gathered(self) -> None: ...
-    def state_dict(self) -> dict[str, torch.Tensor]: ...
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None: ...
+
+_SIZES = StateSizes()
+
+
+class Tensors(Protocol):
+    """More tensors that a rank saves and loads, beside models and optimizers.
+
+    Attributes:
+        tensors: What this rank saves, by `RANK.NAME`.
+        loaded: What this rank has loaded, by NAME.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    loaded: dict[str, torch.Tensor]
+
+    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
+        """Return what this rank loads of these names, which `saved` ranks have saved, by NAME."""
 
 
 class Checkpointer:
-    """Saves and loads model, optimizer, random state and progress.
+    """Saves and loads models, optimizers, random state and progress.
 
     The newest checkpoint whose parameters are finite is never removed.
+
+    One model and one optimizer are saved as `model.*` and `optimizer.*`. Several have names, and
+    are saved as `model.NAME.*` and `optimizer.NAME.*`. All models are on the same mesh.
 
     What a rank has for itself is saved as `random.*.RANK` and `parallel.RANK.*`. If the replicas of
     the model differ, all of them are saved as `replica.RANK.*`. Only the same number of ranks loads
@@ -81,13 +93,12 @@ class Checkpointer:
     those of the steps that `kept` returns. A checkpoint that has an
     `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
-    bytes of memory that a copy of this rank's part may take, while it is written in the background;
-    0 lets saves stop the training.
+    the whole model. By the `sizes` it decides whether it saves in the background.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
             as "buffer 1.running_var"; "" if all is.
+        more: Tensors of others, saved as `kept.*`; None without.
         modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
     """
 
@@ -96,23 +107,30 @@ class Checkpointer:
         folder: Path,
         keep: int,
         ranks: RankInfo,
-        model: _SpreadModel,
-        optimizer: torch.optim.Optimizer,
+        model: ParallelModel | Mapping[str, ParallelModel],
+        optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        states: int = 2,
-        staging: float = 0,
+        sizes: StateSizes = _SIZES,
     ) -> None:
         self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
         self.path = self.committed.path
         self._average, self._base = average, base
-        self.model, self.wrong = model, ""
-        trained = [plain_name(name) for name in model.names], model.parameters
-        self._optimizer = OptimizerState(optimizer, *trained)
-        self.modes = OptimizerModes(optimizer, *trained, model.free_gathered)
-        self._finite, self._states, self._staging = FiniteValues(model.module), states, staging
+        self.models = dict(model) if isinstance(model, Mapping) else {"": model}
+        optimizers = dict(optimizer) if isinstance(optimizer, Mapping) else {"": optimizer}
+        self._spread, self.wrong = next(iter(self.models.values()), None), ""
+        trained = {
+            joined(name, plain_name(own)): parameter
+            for name, each in self.models.items()
+            for own, parameter in zip(each.names, each.parameters, strict=True)
+        }
+        self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
+        self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
+        self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
+        self._sizes = sizes
+        self.more: Tensors | None = None
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -126,15 +144,16 @@ class Checkpointer:
         If the disk, its quota or a limit allows no checkpoint, it is a StorageError. If saves would
         stop the training for long, the processes are started that write in the background.
         """
-        self._optimizer.flat()  # which refuses what a checkpoint cannot hold
-        layout, differ = self.model.layout, self.model.replicas_differ
-        weights = _bytes_of(self._state(model_only=True)["model"].values())
-        trained = _bytes_of(self.model.parameters)
-        own = weights + self._states * trained + _bytes_of(self._average.values())
+        for optimizer in self._optimizers.values():
+            optimizer.flat()  # which refuses what a checkpoint cannot hold
+        layout, differ = self._layout, self._replicas_differ
+        weights = sum(_bytes_of(each.values()) for each in self._weights().values())
+        trained = sum(_bytes_of(each.parameters) for each in self.models.values())
+        own = weights + self._sizes.states * trained + _bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
         part = 2 * own if differ else own / replicas
-        prove(self.saves, self.ranks, weights, part, self._staging)
+        prove(self.saves, self.ranks, weights, part, self._sizes.staging)
 
     def save(
         self, step: int, progress: Progress, best: int = 0, *, background: bool = False
@@ -151,19 +170,20 @@ class Checkpointer:
         """
         self.saves.finish()
         with self.modes.evaluating():
-            self.model.share_buffers()
+            for model in self.models.values():
+                model.share_buffers()
             wrongs = objects.all_gather(self._finite.wrong())
             self.wrong = next(filter(None, wrongs), "")
             # A look at what is wrong must be possible when the run ends because of it.
             background &= self.saves.background and not self.wrong
             # Else DCP would take parts of "model" from several ranks, and these must fit together.
-            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=self.model.replicas_differ)
+            planner = DefaultSavePlanner(dedup_save_to_lowest_rank=self._replicas_differ)
             about = Manifest(
                 *(step, self.ranks.world_size),
                 progress=json.loads(json.dumps(progress)),  # the run goes on changing it
                 files={},
                 time=time.time(),
-                layout=dict(self.model.layout),
+                layout=dict(self._layout),
                 healthy=not self.wrong,
                 base=self._base,
             )
@@ -183,19 +203,20 @@ class Checkpointer:
             return None
         found = Manifest.read(path)
         content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
-        reader = Reader(path, b64decode(objects.broadcast(content)), self.model.mesh.replicas)
+        replicas = self._spread.mesh.replicas if self._spread is not None else ()
+        reader = TensorReader(path, b64decode(objects.broadcast(content)), replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
                 f"this run ({self._base or 'which trains a whole model'})"
             )
-        state, saved = self._state(model_only=True), reader.saved
+        random, saved = _random(self.ranks.rank), reader.saved
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed; so do
         # all ranks, if others than then share samples and have to draw the same.
-        now = self.model.layout
+        now = self._layout
         alike = found.layout == now or not _SHARING & {*found.layout, *now}
-        own_random = [key for key in state if alike and key.startswith("random.") and key in saved]
-        to_load = {key: state[key] for key in own_random}
+        own_random = [key for key in random if alike and key in saved]
+        to_load: dict[str, Any] = {key: random[key] for key in own_random}
         parts = self._own_parts(saved, found.world_size)
         own = {
             key: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -203,22 +224,39 @@ class Checkpointer:
             if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
         }
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
-        model, optimizer = f"{replica}model", f"{replica}optimizer"
         average, training = f"{replica}ema", f"{replica}training"
-        divided = self.model.layout.get("pp", 1) > 1
-        if wrong := misfit(saved, state["model"], model, divided=divided):
+        weights = self._weights()
+        every = {joined(m, n): value for m, held in weights.items() for n, value in held.items()}
+        divided = self._layout.get("pp", 1) > 1
+        if wrong := misfit(saved, every, f"{replica}model", divided=divided):
             raise MisfitError(f"{path} does not fit the model: {wrong}")
-        to_load |= {model: state["model"], optimizer: self._wanted(reader, optimizer)} | own
+        named = {key.removeprefix(f"{_KIND}.") for key in saved if key.startswith(f"{_KIND}.")}
+        if named != self._optimizers.keys() - {""}:
+            raise MisfitError(
+                f"{path} has the optimizers {', '.join(sorted(named)) or 'of another loop'}, and "
+                f"this run has {', '.join(sorted(self._optimizers)) or 'none'}"
+            )
+        to_load |= {replica + joined("model", name): held for name, held in weights.items()}
+        to_load |= {
+            replica + joined("optimizer", name): self._wanted(reader, replica, name)
+            for name in self._optimizers
+        }
+        to_load |= own | self._kept(saved, found.world_size)
         if self._average and reader.part(average):
-            to_load[average] = state["ema"]
+            to_load[average] = dict(self._average)
         if reader.part(training):
             to_load[training] = self.modes.empty()
         reader.load(to_load)
         options = StateDictOptions(strict=not self._base)
-        set_model_state_dict(self.model.module, to_load[model], options=options)
-        self._optimizer.load(to_load[optimizer])
+        for name, model in self.models.items():
+            held = to_load[replica + joined("model", name)]
+            set_model_state_dict(model.module, held, options=options)
+            start = self._own_of(name)
+            mine = [key for key in own if key.startswith(start)]
+            model.load_state_dict({key.removeprefix(start): to_load[key] for key in mine})
+        for name, optimizer in self._optimizers.items():
+            optimizer.load(to_load[replica + joined("optimizer", name)])
         self.modes.restore(to_load.get(training, {}))
-        self.model.load_state_dict({key.removeprefix(self._own): to_load[key] for key in own})
         generators.restore({key.split(".")[1]: to_load[key] for key in own_random})
         return found.progress
 
@@ -240,14 +278,36 @@ class Checkpointer:
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None
 
+    def _kept(self, saved: Mapping[str, Any], ranks: int) -> dict[str, torch.Tensor]:
+        """Return what the tensors of `more` are loaded into, by their names in the checkpoint."""
+        if self.more is None:
+            return {}
+        names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
+        mine = self.more.of_rank(names, ranks)
+        entries = {name: saved[names[full]] for name, full in mine.items()}
+        self.more.loaded = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
+
     def _whole_state(self) -> dict[str, Any]:
         """Return what this rank saves, its own included."""
         state = self._state()
-        state |= {self._own + name: value for name, value in self.model.state_dict().items()}
-        if self.model.replicas_differ:
+        if self.more is not None and self.more.tensors:
+            state["kept"] = dict(self.more.tensors)
+        for name, model in self.models.items():
+            start = self._own_of(name)
+            state |= {start + key: value for key, value in model.state_dict().items()}
+        if self._replicas_differ:
             parts = [n for n in ("model", "optimizer", "ema", "training") if n in state]
             state |= {self._replica + name: state[name] for name in parts}
         return state
+
+    def _own_of(self, name: str) -> str:
+        """Return the beginning of the keys of what only this rank has of a model."""
+        return f"{self._own}{name}." if name else self._own
 
     def _own_parts(self, saved: Iterable[str], ranks: int) -> list[str]:
         """Return the names in a checkpoint of `ranks` ranks that only this rank loads."""
@@ -262,24 +322,43 @@ class Checkpointer:
             )
         return []
 
-    def _wanted(self, reader: Reader, part: str) -> dict[str, Any]:
-        """Return what the optimizer's state is loaded into."""
-        kind: dict[str, Any] = {_KIND: ""} if _KIND in reader.saved else {}
+    def _wanted(self, reader: TensorReader, replica: str, name: str) -> dict[str, Any]:
+        """Return what the state of an optimizer is loaded into."""
+        key = joined(_KIND, name)
+        kind: dict[str, Any] = {key: ""} if key in reader.saved else {}
         if kind:
             reader.load(kind)
-        return self._optimizer.wanted(reader.part(part), kind.get(_KIND, ""))
+        part = reader.part(replica + joined("optimizer", name))
+        return self._optimizers[name].wanted(part, kind.get(key, ""))
 
-    def _state(self, *, model_only: bool = False) -> dict[str, Any]:
+    @property
+    def _layout(self) -> Mapping[str, int]:
+        return self._spread.layout if self._spread is not None else {}
+
+    @property
+    def _replicas_differ(self) -> bool:
+        return any(model.replicas_differ for model in self.models.values())
+
+    def _free_gathered(self) -> None:
+        for model in self.models.values():
+            model.free_gathered()
+
+    def _weights(self) -> dict[str, dict[str, Any]]:
+        """Return what is saved of the parameters and buffers of each model."""
+        found = {}
+        for name, model in self.models.items():
+            held = module_state(get_model_state_dict(model.module))
+            left_out = names_of_base(model.module) if self._base else ()
+            found[name] = {key: value for key, value in held.items() if key not in left_out}
+        return found
+
+    def _state(self) -> dict[str, Any]:
         """Return what is saved; groups have names, since those of a pipeline's ranks differ."""
-        rank = self.ranks.rank
-        held = module_state(get_model_state_dict(self.model.module))
-        if self._base:
-            left_out = names_of_base(self.model.module)
-            held = {name: value for name, value in held.items() if name not in left_out}
-        state: dict[str, Any] = {"model": held}
-        state |= {f"random.{name}.{rank}": each for name, each in generators.states().items()}
-        if not model_only:
-            state |= {"optimizer": self._optimizer.flat(), _KIND: self._optimizer.kind}
+        state: dict[str, Any] = {joined("model", n): held for n, held in self._weights().items()}
+        state |= _random(self.ranks.rank)
+        for name, optimizer in self._optimizers.items():
+            state[joined("optimizer", name)] = optimizer.flat()
+            state[joined(_KIND, name)] = optimizer.kind
         if self.modes.training:
             state["training"] = self.modes.training
         if self._average:
@@ -287,41 +366,11 @@ class Checkpointer:
         return state
 
 
+def _random(rank: int) -> dict[str, torch.Tensor]:
+    """Return the states of the random generators of a rank, as they are saved."""
+    return {f"random.{name}.{rank}": each for name, each in generators.states().items()}
+
+
 def _bytes_of(values: Iterable[Any]) -> int:
     """Return the bytes of what this rank has of tensors."""
     return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))
-
-
-class FiniteValues:
-    """The parameters of a model that are trained, and the buffers that are finite at the start.
-
-    Other buffers may be infinite by design, as the mask of an attention is.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._judged = {
-            name: buffer.shape
-            for name, buffer in stored_buffers(module)
-            if buffer.is_floating_point() and bool(buffer.isfinite().all())
-        }
-
-    def wrong(self) -> str:
-        """Return the first one of this rank that is not finite by now; "" if all are."""
-        named = self._module.named_parameters()
-        judged: dict[str, torch.Tensor] = {f"parameter {n}": p for n, p in named if p.requires_grad}
-        for name, buffer in stored_buffers(self._module):
-            if self._judged.get(name) == buffer.shape:
-                judged[f"buffer {name}"] = buffer
-        own = [local(value.detach()) for value in judged.values()]
-        # A sum is soon known. It is not finite if a value is not, and where it overflows.
-        if all(_listed([value.sum().isfinite() for value in own])):
-            return ""
-        found = zip(judged, _listed([value.isfinite().all() for value in own]), strict=True)
-        kind, _, name = next((name for name, good in found if not good), "").partition(" ")
-        return f"{kind} {plain_name(name)}" if kind else ""
-
-
-def _listed(flags: list[torch.Tensor]) -> list[bool]:
-    """Return the values of flags, whose devices may differ."""
-    return torch.stack([flag.to(flags[0].device) for flag in flags]).tolist() if flags else []

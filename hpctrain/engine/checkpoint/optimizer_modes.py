@@ -18,28 +18,27 @@ from hpctrain.engine.distributed.tensors import local
 
 
 class OptimizerModes:
-    """The two modes of an optimizer; one without them has the same weights for everything.
+    """The two modes of optimizers; one without them has the same weights for everything.
 
-    `changed` is called after the parameters were changed outside of a step. While other weights are
-    evaluated or saved, `training` has those that are trained, by name; it is empty without modes.
+    `changed` is called after the `parameters`, by name, were changed outside of a step. While other
+    weights are evaluated or saved, `training` has those that are trained; it is empty without
+    modes.
     """
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer,
-        names: Sequence[str],
-        parameters: Sequence[torch.nn.Parameter],
+        optimizers: Sequence[torch.optim.Optimizer],
+        parameters: Mapping[str, torch.nn.Parameter],
         changed: Callable[[], None],
     ) -> None:
-        train, evaluate = (getattr(optimizer, name, None) for name in ("train", "eval"))
-        self._has = callable(train) and callable(evaluate)
-        self._train, self._eval, self._changed = train, evaluate, changed
-        self._parameters = dict(zip(names, parameters, strict=True))
+        pairs = [[getattr(o, name, None) for name in ("train", "eval")] for o in optimizers]
+        self._switches: list[list[Any]] = [pair for pair in pairs if all(map(callable, pair))]
+        self._changed, self._parameters = changed, parameters
         self.training: dict[str, torch.Tensor] = {}
 
     def train(self) -> None:
         """Begin the training; the parameters are those that `eval()` has left, or initial ones."""
-        self._call(self._train)
+        self._call(0)
 
     def empty(self) -> dict[str, torch.Tensor]:
         """Return tensors to load saved `training` weights into."""
@@ -47,27 +46,29 @@ class OptimizerModes:
 
     def restore(self, training: Mapping[str, torch.Tensor]) -> None:
         """Go on with what was saved as `training`, in `eval()`'s place; it may be empty."""
-        self._call(self._train)
+        self._call(0)
         self._set(training)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Let the parameters be those that are evaluated and saved."""
-        if not self._has:
+        if not self._switches:
             yield
             return
         self.training = {name: p.detach().clone() for name, p in self._parameters.items()}
-        self._call(self._eval)
+        self._call(1)
         try:
             yield
         finally:
-            self._call(self._train)
+            self._call(0)
             self._set(self.training)
             self.training = {}
 
-    def _call(self, switch: Any) -> None:
-        if self._has:
-            switch()
+    def _call(self, mode: int) -> None:
+        """Let the optimizers train (0) or evaluate (1)."""
+        for switches in self._switches:
+            switches[mode]()
+        if self._switches:
             self._changed()
 
     @torch.no_grad()

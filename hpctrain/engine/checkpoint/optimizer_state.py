@@ -9,7 +9,7 @@ what such a step does not make. Here nothing is called: a state is saved as it i
 as it was saved, with the same dtypes.
 """
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,17 +26,13 @@ _INNER = (torch.Tensor, list, tuple, dict)
 class OptimizerState:
     """The state of an optimizer, to be saved and loaded.
 
-    `names` are those of the parameters in the plain model, which the optimizer may have.
+    `parameters` are those that the optimizer may have, by their names in the plain model.
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        names: Sequence[str],
-        parameters: Sequence[torch.nn.Parameter],
+        self, optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
     ) -> None:
-        self._optimizer = optimizer
-        self._parameters = dict(zip(names, parameters, strict=True))
+        self._optimizer, self._parameters = optimizer, parameters
         self._names = {id(p): name for name, p in self._parameters.items()}
 
     @property

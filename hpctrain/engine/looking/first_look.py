@@ -20,9 +20,10 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.looking.held_values import HeldValues, is_foreign
 from hpctrain.engine.looking.rows import check_buffers, check_mask
-from hpctrain.engine.looking.trial import Trial
+from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel, in_plain_classes
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
 from hpctrain.errors import ConfigError
 
@@ -30,17 +31,7 @@ log = logging.getLogger(__name__)
 LOOKS_AT = 2  # steps
 
 
-class NoLook:
-    """Asks nothing."""
-
-    def before_step(self, batch: Batch) -> None:
-        """Look at the model and the task with the batch of the next step."""
-
-    def after_step(self, batch: Batch) -> None:
-        """Look at what the step with this batch has changed."""
-
-
-class FirstLook(NoLook):
+class FirstLook(Part):
     """Looks at what is a user's own; all ranks call it together, and raise the same ConfigError.
 
     `filled` says whether batches of the training and whether batches of evaluations have rows that
@@ -67,14 +58,14 @@ class FirstLook(NoLook):
         self._seen.append(self._held())
         if not any(self._own[:2]):
             return
-        trial = Trial(self._model, self._task, batch)
+        trial = TrialPasses(self._model, self._task, batch)
         if self._own[0]:
             check_buffers(trial, self._model, filled=self._filled[0])
             self._check_wrapped(trial)
         if any(self._filled):
             check_mask(trial, self._task, in_training=self._filled[0])
 
-    def after_step(self, batch: Batch) -> None:
+    def after_step(self, step: int, batch: Batch) -> None:
         """Look at what the step with this batch has changed."""
         self._made += 1
         if not self._seen:
@@ -88,7 +79,7 @@ class FirstLook(NoLook):
     def _held(self) -> HeldValues:
         return HeldValues(self._model.module, self._task, self._optimizer)
 
-    def _check_wrapped(self, trial: Trial) -> None:
+    def _check_wrapped(self, trial: TrialPasses) -> None:
         """Refuse a model that looks at what FSDP2 has left on it, and computes something else."""
         if not isinstance(self._model, FSDPModel):
             return
@@ -120,7 +111,7 @@ class FirstLook(NoLook):
         )
         if not any(objects.all_gather(bool(begin.changed()))):
             return
-        trial, kept = Trial(self._model, self._task, batch), TaskState(self._task)
+        trial, kept = TrialPasses(self._model, self._task, batch), TaskState(self._task)
         state = kept.state_dict()
         at_step(self._task, self._model.step)
         now = self._held()

@@ -43,7 +43,7 @@ class Mesh:
         device: torch.device,
         weights: Sequence[int] | None = None,
     ) -> None:
-        self.degrees, self.device = degrees, device
+        self.degrees, self.rank, self.device = degrees, rank, device
         self.dp_size = degrees.dp
         self.stream, self.tp_rank = divmod(rank, degrees.tp)
         data, self.cp_rank = divmod(self.stream, degrees.cp)

@@ -10,16 +10,16 @@ model without a pipeline is one stage, and what does not apply to it is left out
 
 import inspect
 import logging
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.pipeline_schedule import bubble
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.layers.quantized import release
 from hpctrain.engine.parallel import second_gradients
@@ -62,28 +62,48 @@ class _Stage(NamedTuple):
     summary: ModelSummary
 
 
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, beside its layout and its formats.
+
+    Attributes:
+        seed: What initial values are drawn from.
+        accumulate: The micro-batches of this rank.
+        norm: The kind of the model's norm, if its config names one, for an advice.
+        may_sync: Returns whether `train.sync_batchnorm` is possible, for an advice.
+        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
+        arguments: Those of the model that the task's inputs after the first are for; none if the
+            task says nothing.
+        says: Whether rank 0 says what to know about a training. A model may only evaluate.
+        ours: Whether our loop trains it. One in a loop of the user's may have no blocks, and need
+            not be trained.
+    """
+
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    seed: int = 0
+    accumulate: int = 1
+    norm: Any = None
+    may_sync: Callable[[], bool] = bool
+    loss_parallel: bool = False
+    arguments: Sequence[str] = ()
+    says: bool = True
+    ours: bool = True
+
+
 def parallelize(
-    build: Build,
-    config: Config,
-    mesh: Mesh,
-    precision: Precision,
-    *,
-    loss_parallel: bool = False,
-    arguments: Sequence[str] = (),
-    trains: bool = True,
+    build: Build, parallel: ParallelConfig, mesh: Mesh, precision: Precision, training: Training
 ) -> ParallelModel:
     """Build the model and spread it over the ranks; all ranks call this together.
 
-    `build` is called on the meta device, too. With `loss_parallel` the task computes the loss from
-    logits that tensor parallel divides. `arguments` are those of the model that the task's inputs
-    after the first are for; none if the task says nothing. A model that only evaluates is told
-    nothing about training (`trains`).
+    `build` is called on the meta device, too; or it is a module that every rank has built, which
+    gets the values of rank 0.
     """
-    recipe = _Recipe(build, config, mesh, precision, loss_parallel, trains)
-    schedule, pp = config.parallel.pipeline.schedule, mesh.degrees.pp
+    recipe = _Recipe(build, parallel, mesh, precision, training)
+    schedule, pp = parallel.pipeline.schedule, mesh.degrees.pp
     numbers = numbers_of(schedule, pp, mesh.pp_rank) if pp > 1 else [0]
     stages = [recipe.stage(number, first=i == 0) for i, number in enumerate(numbers)]
-    check_arguments(stages[0].inputs, arguments)
+    check_arguments(stages[0].inputs, training.arguments)
     wrapped = recipe.pipeline(stages) if pp > 1 else recipe.wrapped(stages[0].module)
     wrapped.settings, wrapped.summary = stages[0].settings, stages[0].summary
     return wrapped
@@ -95,46 +115,50 @@ class _Recipe:
     def __init__(
         self,
         build: Build,
-        config: Config,
+        parallel: ParallelConfig,
         mesh: Mesh,
         precision: Precision,
-        loss_parallel: bool,
-        trains: bool,
+        training: Training,
     ) -> None:
-        self.trains = trains
-        self.config, self.mesh, self.precision = config, mesh, precision
-        self.parallel, self.train, self.degrees = config.parallel, config.train, mesh.degrees
-        parallel, degrees = config.parallel, mesh.degrees
-        self.build = lambda: with_adapters(build(), config.train.lora)
-        self.divided_loss = loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        self.training, self.train, self.accumulate = training, training.train, training.accumulate
+        self.parallel, self.mesh, self.precision = parallel, mesh, precision
+        self.degrees = degrees = mesh.degrees
+        self.build = build
+        if not isinstance(build, nn.Module):
+            self.build = lambda: with_adapters(build(), training.train.lora)
+        divides_logits = training.loss_parallel and parallel.loss_parallel
+        self.divided_loss = divides_logits and degrees.tp > 1
         divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
         self.whole = not divided
-        self.accumulate = BatchSizes.of(config, degrees).accumulate * mesh.weight
 
     def stage(self, number: int, *, first: bool) -> _Stage:
         """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
         What holds for the whole model is done and said with the `first` stage of this rank.
         """
-        config, parallel, train, degrees = self.config, self.parallel, self.train, self.degrees
+        training, parallel, train = self.training, self.parallel, self.train
+        degrees, seed = self.degrees, training.seed
         mesh, device = self.mesh, self.precision.device
         storage = torch.device("cpu") if parallel.fsdp.offload else device
         # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
         from_rank_0 = not self.whole and degrees.pp == 1
-        model, values = begin(self.build, config.seed, from_rank_0=from_rank_0)
+        model, values = begin(self.build, seed, from_rank_0=from_rank_0)
         check_layers(model)
         cast_parameters(model, self.precision.params)
         prepare_modes(model, says=first)
         if first:
-            prepare_batch_norms(model, mesh, config, self.accumulate, trains=self.trains)
+            advice = self.accumulate, training.norm, training.may_sync
+            prepare_batch_norms(model, mesh, train, *advice, trains=training.says)
         plan, names = Plan(), list[str]()
         if degrees.ranks > degrees.dp or parallel.ep > 1:
             plan = find_plan(model, parallel, degrees)
         if not self.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
-            names = [name for name, _ in find_blocks(model, parallel.blocks)]
+            names = self._blocks(model)
         fp8 = self.precision.compute == "fp8"
         layers = float8_layers(model, parallel.blocks) if fp8 else []
-        chosen = freeze(model, config.optimizer, parallel.blocks, train.lora)
+        chosen: dict[str, Setting] = {}
+        if training.ours:
+            chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)
         summary = ModelSummary.of(model, parallel.blocks)
         inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
         counts: list[int] = []
@@ -168,18 +192,20 @@ class _Recipe:
         if not self.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
             compiled = train.compile != "off"
             shard(model, blocks, mesh, self.precision, parallel, experts, compiled=compiled)
-        fill(model, values, self.build, config.seed, device, storage, mesh.stage_group)
+        fill(model, values, self.build, seed, device, storage, mesh.stage_group)
         return _Stage(model, inputs, counts, loads, chosen, summary)
 
     def wrapped(self, module: nn.Module) -> ParallelModel:
         """Return the wrapper in which the ranks share the work of a step."""
         held = module, self.mesh, self.precision, self.accumulate
-        if self.mesh.dp_cp_size == 1 and not self.parallel.fsdp.offload:
+        alone = self.mesh.dp_cp_size == 1 and not self.parallel.fsdp.offload
+        trained = any(parameter.requires_grad for parameter in module.parameters())
+        if alone or (self.whole and not trained):
             return ParallelModel(*held, divided_loss=self.divided_loss)
         if not self.whole:
             return FSDPModel(*held, self.parallel, divided_loss=self.divided_loss)
         replicas = DDPModel if self.train.local_sgd.every is None else LocalSGDModel
-        return replicas(*held, self.config)
+        return replicas(*held, self.parallel, self.train)
 
     def pipeline(self, stages: list[_Stage]) -> PipelineModel:
         """Return the stages of this rank with their schedule."""
@@ -195,11 +221,22 @@ class _Recipe:
             *(self.mesh, self.precision, self.accumulate),
             schedule=schedule,
             inputs=first.inputs,
-            seed=self.config.seed,
+            seed=self.training.seed,
             divided_loss=self.divided_loss,
         )
         pipeline.loads = Loads(pipeline.module, first.loads)
         return pipeline
+
+    def _blocks(self, model: nn.Module) -> list[str]:
+        """Return the names of the blocks of a whole model."""
+        try:
+            return [name for name, _ in find_blocks(model, self.parallel.blocks)]
+        except ConfigError as error:
+            if self.training.ours:
+                raise
+            if dist.get_rank() == 0:
+                log.info("its parameters are gathered all together: %s", error)
+        return []
 
     def _check_compile(self, plan: Plan) -> None:
         """Refuse a compiler that cannot have tensor parallel."""

@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class Average:
+class Average(Part):
     """The average of a model's parameters, which begins with their initial values.
 
     `decay` is the part of it that a step keeps; None keeps no average. `tensors` has the average of
@@ -27,6 +28,8 @@ class Average:
     for parameters in half precision, because a small part of a difference would be lost there.
     Without an average it is empty.
     """
+
+    name = "ema"
 
     def __init__(self, model: ParallelModel, decay: float | None = None) -> None:
         self._model, self._decay = model, decay
@@ -36,17 +39,29 @@ class Average:
             self.tensors = {name: _copied(parameter) for name, parameter in named}
         self._local = [_local(tensor) for tensor in self.tensors.values()]
 
-    @torch.no_grad()
-    def update(self) -> None:
+    def after_update(self) -> None:
         """Take in the parameters after a step."""
         if self._decay is not None:
-            pairs = list(zip(self._local, self._own(), strict=True))
-            if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
-                averages, values = map(list, zip(*alike, strict=True))
-                torch._foreach_lerp_(averages, values, 1 - self._decay)
-            for average, own in pairs:
-                if average.dtype != own.dtype:  # one after the other: each takes a copy
-                    average.lerp_(own.to(average.dtype), 1 - self._decay)
+            self._update(1 - self._decay)
+
+    @torch.no_grad()
+    def _update(self, weight: float) -> None:
+        pairs = list(zip(self._local, self._own(), strict=True))
+        if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
+            averages, values = map(list, zip(*alike, strict=True))
+            torch._foreach_lerp_(averages, values, weight)
+        for average, own in pairs:
+            if average.dtype != own.dtype:  # one after the other: each takes a copy
+                average.lerp_(own.to(average.dtype), weight)
+
+    def state_dict(self) -> bool:
+        """Return whether the checkpoint has an average."""
+        return bool(self.tensors)
+
+    def load_state_dict(self, state: bool) -> None:
+        """Begin again at the present parameters if the checkpoint has no average."""
+        if not state:
+            self.restart()
 
     @torch.no_grad()
     def restart(self) -> None:

@@ -9,7 +9,7 @@ step ── after_step ── before_evaluation ── evaluation ── after_e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import nn
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.checkpoint.starting_point import plain_name
-from hpctrain.engine.parts.profiled_steps import ProfiledSteps
+from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task
 from hpctrain.errors import ConfigError
 from hpctrain.tracking.tracker import Tracker
@@ -87,28 +87,29 @@ def _trained(model: nn.Module) -> set[str]:
     return {plain_name(name) for name, p in model.named_parameters() if p.requires_grad}
 
 
-class Hooks:
-    """Calls the hooks of a run, in their order.
+class Hooks(Part):
+    """The part that calls the hooks of a run, in their order, with what `seen` returns."""
 
-    `profile` is no hook, because it has no state in the checkpoint.
-    """
+    name = "hooks"
 
-    def __init__(self, hooks: Iterable[Hook] = (), profile: ProfiledSteps | None = None) -> None:
-        self._hooks, self._profile = list(hooks), profile
+    def __init__(self, hooks: Iterable[Hook], seen: Callable[[Batch | None], RunState]) -> None:
+        self._hooks, self._seen = list(hooks), seen
         self._held: set[str] | None = None  # the parameters that the optimizer has
 
-    def after_step(self, state: RunState) -> None:  # noqa: D102
-        if self._profile is not None:
-            self._profile.after_step(state.step)
+    def after_step(self, step: int, batch: Batch) -> None:  # noqa: D102
+        state = self._seen(batch)
         self._call(state, lambda hook: hook.after_step(state))
 
-    def before_evaluation(self, state: RunState) -> None:  # noqa: D102
+    def before_evaluation(self) -> None:  # noqa: D102
+        state = self._seen(None)
         self._call(state, lambda hook: hook.before_evaluation(state))
 
-    def after_evaluation(self, state: RunState) -> None:  # noqa: D102
+    def after_evaluation(self) -> None:  # noqa: D102
+        state = self._seen(None)
         self._call(state, lambda hook: hook.after_evaluation(state))
 
-    def after_save(self, state: RunState, folder: Path) -> None:  # noqa: D102
+    def after_save(self, step: int, metrics: Mapping[str, float], folder: Path) -> None:  # noqa: D102
+        state = replace(self._seen(None), step=step, metrics=metrics)
         self._call(state, lambda hook: hook.after_save(state, folder))
 
     def _call(self, state: RunState, call: Callable[[Hook], None]) -> None:

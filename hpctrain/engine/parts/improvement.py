@@ -4,10 +4,11 @@ Every rank has the same metrics, as they are means over all ranks, so all of the
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpctrain.base.names.metric_names import lower_is_better
+from hpctrain.engine.part import Part
 
 
 class Improvement:
@@ -46,13 +47,13 @@ class Improvement:
             f"not better in the {self.since} evaluations since"
         )
 
-    def judge(self, metrics: dict[str, float], step: int) -> bool:
+    def judge(self, metrics: Mapping[str, float], step: int) -> bool:
         """Take the value of a step; return whether it is the best so far.
 
         The metrics are those that are new at this step; without the one that is followed nothing
         changes.
         """
-        if self.metric not in metrics:
+        if self.metric is None or self.metric not in metrics:
             return False
         value = metrics[self.metric]
         if math.isfinite(value) and (self.value is None or self._gain(value) > self._min_delta):
@@ -74,6 +75,21 @@ class Improvement:
         """Go on from what `state_dict` returned, unless that is of another metric."""
         if state["metric"] == self.metric:
             self.value, self.step, self.since = state["value"], state["step"], state["since"]
+
+
+class Patience(Improvement, Part):
+    """Ends the training when the metric of `train.early_stopping` has not become better."""
+
+    name = "patience"
+
+    @property
+    def over(self) -> str:
+        """Why the training ends early."""
+        return self.reason if self.is_over else ""
+
+    def logged(self, metrics: Mapping[str, float], step: int) -> None:
+        """Take the metrics of a step."""
+        self.judge(metrics, step)
 
 
 class Best(Improvement):

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import torch
 
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.part import Part
+
 log = logging.getLogger(__name__)
 
 
-class ProfiledSteps:
+class ProfiledSteps(Part):
     """Records a range of steps of this rank, unless an attempt begins inside of it.
 
     `steps` are the first and the last one, from 2 on, as in `train.profile`.
@@ -22,7 +25,7 @@ class ProfiledSteps:
         self._file = folder / f"steps-{steps}.rank{rank}.json.gz"
         self._profiler: torch.profiler.profile | None = None
 
-    def after_step(self, step: int) -> None:
+    def after_step(self, step: int, batch: Batch) -> None:
         """Begin before the first step of the range, and write the trace after the last one."""
         if step == self._first - 1:
             self._profiler = torch.profiler.profile()

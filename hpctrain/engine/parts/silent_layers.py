@@ -2,6 +2,8 @@
 
 every 5th step or so   the largest part of each parameter's gradient ── on the device
 log step               the maximum over these steps and over all ranks ── layers of zeros
+
+On the CPU the host knows at once which parameters were zero until now, and looks at these alone.
 """
 
 import torch
@@ -9,32 +11,37 @@ import torch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 
 _LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
 _ENOUGH = 4  # looks
 
 
-class SilentLayers:
+class SilentLayers(Part):
     """Looks at the gradients of one run.
 
-    `layers` is the number of those that had a gradient at the last `read`. Without reports
-    (`report_every` 0) it looks at nothing.
+    `layers` is the number of those that had a gradient at the last `read`.
     """
 
-    def __init__(self, report_every: int = 0) -> None:
-        self._every = report_every and max(_LEAST_EVERY, report_every // _LOOKS)
+    def __init__(self, model: ParallelModel, report_every: int) -> None:
+        self._model = model
+        self._every = max(_LEAST_EVERY, report_every // _LOOKS)
         self._most: torch.Tensor | None = None
+        self._found: set[int] = set()  # the places of those that are not zero, as the host knows
         self._names: list[str] = []
         self._looks = self.layers = 0
 
-    def take(self, model: ParallelModel) -> None:
+    def after_backward(self) -> None:
         """Look at a step after its backward pass, if that is due; the host does not wait."""
-        if not self._every or (model.step + 1) % self._every:
+        model = self._model
+        if (model.step + 1) % self._every:
             return
         self._looks += 1  # on all ranks, also on one that has no part of a gradient
+        if len(self._found) == len(model.parameters):
+            return
         here = {}
         for place, parameter in enumerate(model.parameters):
-            if (gradient := parameter.grad) is not None:
+            if place not in self._found and (gradient := parameter.grad) is not None:
                 own = local(gradient)
                 if own.numel() and not own.is_sparse:
                     here[place] = own.detach()
@@ -47,16 +54,20 @@ class SilentLayers:
         places = range(len(model.parameters))
         found = torch.stack([norms[n].to(none) if n in norms else none for n in places])
         self._most = found if self._most is None else torch.maximum(self._most, found)
+        if found.is_cpu:
+            self._found |= {n for n, most in enumerate(found.tolist()) if not most <= 0}  # or a NaN
 
-    def read(self, model: ParallelModel) -> list[str] | None:
+    def read(self) -> list[str] | None:
         """Return the layers of zeros since the last call, on all ranks; None after few looks."""
         if self._looks < _ENOUGH:
             return None
+        model = self._model
         self._names = self._names or _names_of_all_stages(model)
         every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
         if self._most is not None:
             every[[self._names.index(name) for name in model.names]] = self._most.to(every)
         self._most, self._looks = None, 0
+        self._found.clear()
         layers: dict[str, float] = {}
         for name, most in zip(self._names, model.mesh.largest(every), strict=True):
             layer = name.rpartition(".")[0] or name

@@ -14,18 +14,22 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpctrain.engine.part import Part
 from hpctrain.engine.parts.notes import Notes
+from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.errors import HealthError
 
 _LEAST_STEPS, _SOON = 100, 20  # before layers are judged; those that a divergence is read from
 _DIVERGED = 3.0  # times the loss of the first step
 
 
-class Watch:
+class Watch(Part):
     """Watches one run, and says in `notes` what it finds; the policy is the key `train.watch`.
 
-    Layers are not judged before the step `after`.
+    Layers are not judged before the step `after`; `silent` looks at their gradients.
     """
+
+    name = "watch"
 
     def __init__(
         self,
@@ -34,12 +38,13 @@ class Watch:
         *,
         max_steps: int = 0,
         after: int = 0,
+        silent: SilentLayers | None = None,
     ) -> None:
         self._notes, self._policy, self._max_steps = notes or Notes(), policy, max_steps
         self._after, self._first = max(after, _LEAST_STEPS), math.nan
         self._recent: deque[float] = deque(maxlen=_SOON)
         self._silent: set[str] = set()
-        self._diverged = False
+        self._diverged, self._layers = False, silent
 
     def seen(self, step: int, loss: float) -> None:
         """Take the mean loss of a step."""
@@ -51,7 +56,14 @@ class Watch:
         """Let the run end at this step, before `max_steps`, with what is judged next."""
         self._max_steps = min(step, self._max_steps)
 
-    def report(self, step: int, silent: Sequence[str] | None, layers: int) -> None:
+    def reported(self, step: int) -> None:
+        """Judge the steps since the last report."""
+        if self._layers is None:
+            self.judge(step, None, 0)
+        else:
+            self.judge(step, self._layers.read(), self._layers.layers)
+
+    def judge(self, step: int, silent: Sequence[str] | None, layers: int) -> None:
         """Judge the steps until now; all ranks call this together.
 
         `silent` are those of the `layers` whose gradient was zero in all steps that were looked at

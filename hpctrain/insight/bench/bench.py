@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.config.schema import Config
-    from hpctrain.insight.bench.parts import Part
+    from hpctrain.insight.bench.parts import PartFigures
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
@@ -85,7 +85,7 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
 
 def _measured(
     config: Config, ranks: RankInfo, parts: list[str], steps: int
-) -> tuple[dict[str, Part], dict[str, Any]]:
+) -> tuple[dict[str, PartFigures], dict[str, Any]]:
     """Form the group of the ranks, and measure; return the figures, and of what they are."""
     import torch
 
@@ -125,7 +125,7 @@ def _folder(config: Config, ranks: RankInfo) -> Path:
     return Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
 
 
-def _limit(parts: Mapping[str, Part], cure: str) -> str:
+def _limit(parts: Mapping[str, PartFigures], cure: str) -> str:
     """Return what limits the training, with its cure; "" if too little was measured."""
     data, compute = parts.get("data"), parts.get("compute")
     if compute is None:
@@ -137,7 +137,7 @@ def _limit(parts: Mapping[str, Part], cure: str) -> str:
     return ": ".join(filter(None, (text, cure))) + "."
 
 
-def _print(found: Mapping[str, Part], title: str) -> None:
+def _print(found: Mapping[str, PartFigures], title: str) -> None:
     heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
     table = Table(*heads, title=title, right=range(1, len(heads)))
     for name, part in found.items():

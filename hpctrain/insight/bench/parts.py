@@ -27,9 +27,10 @@ from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop.trainer import Trainer
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account
+from hpctrain.engine.steps.place import Place
+from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.all_reduce import synchronise
 from hpctrain.runs.run_dir import RunDir
@@ -41,7 +42,7 @@ _WARM_UP = 5  # steps that are not measured: they compile, allocate and connect
 
 
 @dataclass(frozen=True)
-class Part:
+class PartFigures:
     """The figures of one part."""
 
     samples_per_s: float  # of all ranks, over all steps
@@ -98,9 +99,9 @@ class Bench:
     steps: int
     hardware: Hardware | None = None
 
-    def measured(self, parts: list[str]) -> dict[str, Part]:
+    def measured(self, parts: list[str]) -> dict[str, PartFigures]:
         """Return the figures of these parts, the same on all ranks."""
-        found: dict[str, Part] = {}
+        found: dict[str, PartFigures] = {}
         with Stop() as stop, default_dtype(self.config.precision):
             trainer = self._trainer(stop)
             batches = self._batches(trainer.loader)
@@ -116,7 +117,8 @@ class Bench:
     def _trainer(self, stop: Stop) -> Trainer:
         account = Account(0.0, self.ranks.world_size)
         run = RunDir(self.folder)
-        return build(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
+        place = Place(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
+        return build(place)
 
     def _batches(self, loader: DevicePrefetcher) -> Batches:
         """Yield batches for ever; a loader that ends begins anew."""
@@ -129,7 +131,7 @@ class Bench:
                 raise DataError(f"data.path={self.config.data.path}: the loader gives no batch")
             loader.load_state_dict({"consumed": 0})
 
-    def data(self, trainer: Trainer, batches: Batches) -> Part:
+    def data(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure the loader alone."""
         size = _bytes(next(batches))
         # What was read ahead is not the speed of reading.
@@ -139,16 +141,16 @@ class Bench:
             if time.monotonic() > end:
                 break
         seconds = self._seconds(lambda: next(batches))
-        return Part.of(seconds, self._samples, step_bytes=size * self.ranks.world_size)
+        return PartFigures.of(seconds, self._samples, step_bytes=size * self.ranks.world_size)
 
-    def compute(self, trainer: Trainer, batches: Batches) -> Part:
+    def compute(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure steps on one batch, which is read once."""
         batch = {name: value.clone() for name, value in next(batches).items()}
         step, lr = trainer.train_step, trainer.schedule(0)
         seconds = self._seconds(lambda: step(batch, lr))
         return self._of_steps(seconds, trainer, batch)
 
-    def whole(self, trainer: Trainer, batches: Batches) -> Part:
+    def whole(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure steps with the loader."""
         step, lr = trainer.train_step, trainer.schedule(0)
         batch = next(batches)
@@ -159,14 +161,14 @@ class Bench:
     def _samples(self) -> int:
         return self.config.train.global_batch_size
 
-    def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> Part:
+    def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> PartFigures:
         compute = self.config.precision.compute
         one = None if self.hardware is None else self.hardware.peak(compute)
         flops = None
         if one is not None:
             model = partial(instantiate, "model", self.config.model)
             flops = flops_of_training(model, trainer.train_step.task, batch)
-        return Part.of(
+        return PartFigures.of(
             seconds,
             self._samples,
             step_flops=None if flops is None else float(flops.training * self._samples),

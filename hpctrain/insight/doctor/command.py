@@ -71,14 +71,14 @@ def main(argv: list[str]) -> int:
         places = {host: [*login.checked(*where, scheduler.checked(config))]}
     else:
         places, figures = _nodes(config, here)
-    verdict = worst(finding for found in places.values() for finding in found)
+    result = worst(finding for found in places.values() for finding in found)
     if options.json:
-        table.print_json(verdict, places, figures)
+        table.print_json(result, places, figures)
     else:
         table.show(places, figures)
     if options.nodes is not None:  # a full disk is among the findings, so they are shown first
         exclusion.exclude(config.output_dir, places)
-    return NodeError.exit_code if verdict == "fail" else 0
+    return NodeError.exit_code if result == "fail" else 0
 
 
 def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Config, bool]:

@@ -146,7 +146,7 @@ def _of_node(
     by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
     if by_infiniband:
         yield (found := infiniband.library())
-        by_infiniband = found.verdict == "pass"
+        by_infiniband = found.result == "pass"
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface, nccl)
@@ -156,6 +156,6 @@ def _of_node(
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     for one in file_systems.checked("scratch", scratch, write=disks):
-        yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
+        yield one if asked.stages or one.result != "fail" else replace(one, result="warn")
     if asked.data and "://" not in asked.data:
         yield file_systems.readable(Path(asked.data))

@@ -78,7 +78,7 @@ class Idle:
         return idle
 
 
-class Job(Record, frozen=True):
+class MonitorSettings(Record, frozen=True):
     """What a monitor must know: the config, a process above all ranks of the node, their number."""
 
     config: MonitorConfig
@@ -89,12 +89,12 @@ class Job(Record, frozen=True):
 class _Monitor:
     """Samples one node."""
 
-    def __init__(self, run: Path, job: Job) -> None:
+    def __init__(self, run: Path, job: MonitorSettings) -> None:
         self._run, self._given, config = run, job, job.config
         self._config = config
         self._node = socket.gethostname()
         self._started = time.time()
-        self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
+        self._writer = samples.SampleWriter(samples.folder(self._run) / f"{self._node}.jsonl")
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
         window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
@@ -175,7 +175,7 @@ def main(argv: list[str]) -> int:
     """Run the monitor of this node for the run and the job in `argv`."""
     child.begin()
     try:
-        _Monitor(Path(argv[0]), json.decode(argv[1], type=Job)).run()
+        _Monitor(Path(argv[0]), json.decode(argv[1], type=MonitorSettings)).run()
     except Exception:
         log.exception("the monitor failed: the run goes on without its samples")
         return 1

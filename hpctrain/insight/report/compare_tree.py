@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.base.files.disk import text_of
 from hpctrain.errors import ConfigError
 from hpctrain.insight.report.account.run_account import RunAccount, read
-from hpctrain.insight.report.tree import Fact, Facts, Rows, Section, Sentences
+from hpctrain.insight.report.tree import Fact, Pairs, Rows, Section, Sentences
 from hpctrain.runs.code import provenance
 from hpctrain.runs.sweep_overrides import flat
 
@@ -60,7 +60,7 @@ def _tree(left: RunAccount, right: RunAccount) -> list[Section]:
     differ = [f"the data sets have other contents: {data[0]} and {data[1]}"]
     digits = {name: (f"{a:.6g}", f"{b:.6g}") for name, (a, b) in last.items()}
     return [
-        Facts(
+        Pairs(
             "",
             [
                 Fact("runs", names),

@@ -74,7 +74,7 @@ def _several(
 
     parameters.check_metrics(accounts, options.metric or [])
     default = search.found.metric if search else None
-    sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else default)
+    sweep = parameters.SweptRuns.of(accounts, options.metric[0] if options.metric else default)
     if search:  # a trial that pauses or is pruned has a result
         lost = [each for each in sweep.others if each.state.name not in ("paused", "running")]
         sweep = replace(sweep, others=lost)

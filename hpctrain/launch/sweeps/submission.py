@@ -31,7 +31,7 @@ from hpctrain.runs.freeze import freeze, may_start_again, restore_config
 from hpctrain.tracking import store
 
 
-class Submission:
+class Submitter:
     """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
 
     def __init__(self, folder: Path, entries: Sequence[Entry], *, cluster: bool) -> None:

@@ -25,7 +25,7 @@ from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.foreign_targets import refused
-from hpctrain.launch.sweeps.submission import Submission
+from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
@@ -73,7 +73,7 @@ class Sweep:
         scheduler, or more runs than the submit limit allows, is a LaunchError.
         """
         cluster = sbatch.available() and not self._local
-        submission = Submission(self.folder, self.entries, cluster=cluster)
+        submission = Submitter(self.folder, self.entries, cluster=cluster)
         dry_run = self._any("dry_run")
         try:
             scripts = self._checked(cluster)
@@ -180,7 +180,7 @@ class Sweep:
                 local_runs.check(entry.config)
         return texts
 
-    def _look(self, submission: Submission, cluster: bool) -> None:
+    def _look(self, submission: Submitter, cluster: bool) -> None:
         """Set the states for `launch.dry_run`, and check what would be submitted."""
         for entry in self.entries:
             entry.before = entry.run.read()

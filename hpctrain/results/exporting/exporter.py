@@ -34,7 +34,7 @@ from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.results.exporting.layouts import Layout, Piece, layout_of, peft_format
+from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
@@ -122,7 +122,7 @@ class Exporter:
         _write(folder / "hpctrain.json", self._origin())
         return Exported(names, total, layout.kind)
 
-    def _write_file(self, path: Path, pieces: list[Piece]) -> int:
+    def _write_file(self, path: Path, pieces: list[ExportedTensor]) -> int:
         """Write one file, and return the bytes of its tensors, which are gone afterwards."""
         tensors = {p.name: self._weight(p.source).to(self._dtype(p.source)) for p in pieces}
         try:
@@ -132,12 +132,12 @@ class Exporter:
             raise StorageError(f"{path}: cannot be written ({error})") from error
         return sum(value.nbytes for value in tensors.values())
 
-    def _chosen_layout(self) -> tuple[Layout, dict[str, Any]]:
+    def _chosen_layout(self) -> tuple[ExportLayout, dict[str, Any]]:
         """Return how the tensors are written, and the config of adapters that are not merged."""
         if self._only_adapters:
             lora, start = self._config.train.lora, self._config.checkpoint.init_from
             pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
-            return Layout(pieces, None, "adapters of peft"), adapters
+            return ExportLayout(pieces, None, "adapters of peft"), adapters
         self._refuse_parted()
         names = [n for n in self._own if not is_adapter(n) and self._same.get(n, [n])[0] == n]
         return layout_of(self._model, names), {}
@@ -154,8 +154,10 @@ class Exporter:
                     "adapters alone, without --merge"
                 )
 
-    def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
-        group: list[Piece] = []
+    def _grouped(
+        self, pieces: list[ExportedTensor], limit: float
+    ) -> Iterator[list[ExportedTensor]]:
+        group: list[ExportedTensor] = []
         size = 0
         for piece in pieces:
             shape, dtype = self._own[piece.source].shape, self._dtype(piece.source)

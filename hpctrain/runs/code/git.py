@@ -1,12 +1,12 @@
 """The git repositories of the code: their files, commits and changes."""
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Iterator
 from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -139,14 +139,17 @@ def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
     return list(repos.values()), outside
 
 
-def _editable() -> Iterator[str]:
-    """Yield the folders of the packages that `pip install -e` has installed."""
+@functools.cache
+def _editable() -> list[str]:
+    """Return the folders of the packages that `pip install -e` has installed."""
+    found = []
     for package in distributions():
         text = package.read_text("direct_url.json")
         about = json.loads(text) if text else {}
         if about.get("dir_info", {}).get("editable"):
             folder = unquote(urlsplit(about["url"]).path)
-            yield from (folder, os.path.join(folder, "src"))
+            found += [folder, os.path.join(folder, "src")]
+    return found
 
 
 def _remote(line: str) -> str:

@@ -34,7 +34,7 @@ from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs
-from hpctrain.runs.state.state import UNDER_WAY, State, judged
+from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def find(output_dir: Path) -> Iterator[Item]:
     """Yield everything that can be deleted, by kind."""
     folder = Path(os.path.abspath(output_dir))
     now = time.time()
-    found = judged(all_runs(folder))
+    found = states_of(all_runs(folder))
     runs, states = [run for run, _ in found], {run.path: state for run, state in found}
     for run in runs:
         if run.damage:

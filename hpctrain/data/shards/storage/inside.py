@@ -52,22 +52,27 @@ def walk(root: h5py.Group, place: str) -> Any:
         name = names.pop(0).encode()
         if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
             return None
-        kind = here.id.links.get_info(name).type
-        if kind in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
-            followed += 1
-            if followed > _MOST_LINKS:
-                raise Circle
-        elif kind != h5py.h5l.TYPE_HARD:
-            raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
-        if kind == h5py.h5l.TYPE_SOFT:
-            target = here.id.links.get_val(name).decode()
-            names = _names(target) + names
-            here = here.file["/"] if target.startswith("/") else here
+        if here.id.links.get_info(name).type == h5py.h5l.TYPE_HARD:
+            here = here[name]
             continue
-        if kind == h5py.h5l.TYPE_EXTERNAL:
-            raise Elsewhere(f"is a link into {os.fsdecode(here.id.links.get_val(name)[0])}")
-        here = here[name]
+        followed += 1
+        target = _target(here, name, followed)
+        names = _names(target) + names
+        here = here.file["/"] if target.startswith("/") else here
     return here
+
+
+def _target(group: h5py.Group, name: bytes, followed: int) -> str:
+    """Return the path that a soft link has; it is the link number `followed`."""
+    kind = group.id.links.get_info(name).type
+    if kind not in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
+        raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
+    if followed > _MOST_LINKS:
+        raise Circle
+    if kind == h5py.h5l.TYPE_EXTERNAL:
+        raise Elsewhere(f"is a link into {os.fsdecode(group.id.links.get_val(name)[0])}")
+    target: str = group.id.links.get_val(name).decode()
+    return target
 
 
 def _names(place: str) -> list[str]:

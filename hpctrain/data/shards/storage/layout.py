@@ -7,27 +7,28 @@ is read by `Chunked`.
 
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import h5py
 import numpy as np
 
-from hpctrain.data.shards import shard as shard_format
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard, check_shard
-from hpctrain.data.shards.storage.chunk_table import samples_first
-from hpctrain.data.shards.storage.chunks import Chunked, decoders
-from hpctrain.data.shards.storage.file import File
 from hpctrain.data.shards.storage.inside import Elsewhere, find
-from hpctrain.data.shards.storage.plain import Plain
 from hpctrain.data.shards.storage.stamp import Stamp
+from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION
 from hpctrain.errors import DataError
+
+if TYPE_CHECKING:  # what most shards do not need is imported where it is made
+    from hpctrain.data.shards.storage.chunks import Chunked
+    from hpctrain.data.shards.storage.file import File
+    from hpctrain.data.shards.storage.plain import Plain
 
 _INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
 
-class Layout:
+class ShardLayout:
     """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
     `offsets` has the byte offset of each that can be mapped, `rows` the readers of the others, and
@@ -41,6 +42,7 @@ class Layout:
         self.offsets: dict[str, int] = {}
         self.rows: dict[str, Chunked | Plain] = {}
         self.totals: dict[str, int] = {}
+        self._bytes: File | None = None
         self._needs_hdf5 = False
         check_shard(path, shard)
         try:
@@ -58,10 +60,6 @@ class Layout:
         except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"shard {path} is damaged: {error}") from None
 
-    @cached_property
-    def _bytes(self) -> File:
-        return File(self.path)
-
     def check_is(self, stamp: Stamp) -> None:
         """Check that this is the file of a stamp."""
         if self.stamp.file != stamp.file:
@@ -69,12 +67,11 @@ class Layout:
 
     def _check_version(self) -> None:
         """Check the version of a shard in our format. Other HDF5 files have no such attribute."""
-        if self._file.attrs.get("format") == shard_format.FORMAT.encode():
+        if self._file.attrs.get("format") == SHARD_FORMAT.encode():
             found = self._file.attrs.get("version")
-            if found != shard_format.VERSION:
+            if found != SHARD_VERSION:
                 raise DataError(
-                    f"shard {self.path}: found version {found}, this hpctrain reads "
-                    f"{shard_format.VERSION}"
+                    f"shard {self.path}: found version {found}, this hpctrain reads {SHARD_VERSION}"
                 )
 
     def _add_ragged(self, name: str, field: Field, count: int) -> None:
@@ -114,24 +111,35 @@ class Layout:
             raise DataError(
                 f"shard {self.path}: {place!r} is {differs[0]}, the index says {differs[1]}"
             )
-        dtype = dtype_of(dataset)
-        found = samples_first(dataset.shape or (), axis)
-        self.totals[name] = found[0]
+        self.totals[name] = dataset.shape[axis]
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
+        plain = offset is not None and not axis and dtype_of(dataset) == dtypes[0]
         if dataset.size == 0:
             self.offsets[name] = 0
-        elif offset is not None and not axis and dtype == dtypes[0] and _is_plain(dataset):
+        elif plain and _is_plain(dataset):
             if offset + dataset.nbytes > self.size:
                 raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
-            if self._mapped:
-                self.offsets[name] = offset
-            else:
-                self.rows[name] = Plain(self._bytes, name, offset, dtype, found[1:])
-        else:
-            chunked = Chunked(dataset, self._bytes, pool=decoders(os.getpid()), axis=axis)
-            self.rows[name] = chunked
-            self._needs_hdf5 |= not chunked.direct
+            self.offsets[name] = offset
+        if name not in self.offsets or not self._mapped:
+            self._add_rows(name, dataset, axis)
         return dataset
+
+    def _add_rows(self, name: str, dataset: h5py.Dataset, axis: int) -> None:
+        """Add the reader of a dataset that cannot be mapped."""
+        from hpctrain.data.shards.storage.chunks import Chunked, decoders
+        from hpctrain.data.shards.storage.file import File
+        from hpctrain.data.shards.storage.plain import Plain
+
+        if dataset.size == 0:
+            return
+        self._bytes = self._bytes or File(self.path)
+        offset = self.offsets.pop(name, None)
+        if offset is not None:
+            self.rows[name] = Plain(self._bytes, name, offset, dtype_of(dataset), dataset.shape[1:])
+            return
+        chunked = Chunked(dataset, self._bytes, pool=decoders(os.getpid()), axis=axis)
+        self.rows[name] = chunked
+        self._needs_hdf5 |= not chunked.direct
 
 
 def _open(path: Path) -> h5py.File:

@@ -26,8 +26,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.config.rules.combinations import sync_problems
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import TrainConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.formats import wide
 from hpctrain.engine.parallel.mesh import Mesh
@@ -38,15 +37,24 @@ FILLED_UP = "data.tail=pad fills up the last batch of an epoch with rows that co
 
 
 def prepare_batch_norms(
-    model: nn.Module, mesh: Mesh, config: Config, parts: int, *, trains: bool = True
+    model: nn.Module,
+    mesh: Mesh,
+    train: TrainConfig,
+    parts: int,
+    norm: Any = None,
+    may_sync: Callable[[], bool] = bool,
+    *,
+    trains: bool = True,
 ) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
     If the model `trains`, rank 0 logs a warning if its statistics depend on how a batch is divided:
-    over the ranks, and into so many `parts`. All ranks call this together with the whole model.
+    over the ranks, and into so many `parts`. It advises another norm than `norm` (`model.norm`),
+    and to synchronise them if that is possible (`may_sync`). All ranks call this together with the
+    whole model.
     """
-    layers, train = list(depending(model)), config.train
-    text = _warning(layers, mesh, config, parts) if layers and trains else ""
+    layers = list(depending(model))
+    text = _warning(layers, mesh, train, parts, norm, may_sync) if layers and trains else ""
     if text and dist.get_rank() == 0:
         log.warning("%s", text)
     if not train.sync_batchnorm or mesh.dp_cp_size == 1:
@@ -91,8 +99,15 @@ def depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, layer
 
 
-def _warning(layers: list[tuple[str, nn.Module]], mesh: Mesh, config: Config, parts: int) -> str:
-    seen, train, ranks = [], config.train, mesh.dp_cp_size
+def _warning(
+    layers: list[tuple[str, nn.Module]],
+    mesh: Mesh,
+    train: TrainConfig,
+    parts: int,
+    norm: Any,
+    may_sync: Callable[[], bool],
+) -> str:
+    seen, ranks = [], mesh.dp_cp_size
     alone = [
         (name, layer)
         for name, layer in layers
@@ -106,9 +121,8 @@ def _warning(layers: list[tuple[str, nn.Module]], mesh: Mesh, config: Config, pa
         seen.append(f"one of {parts} micro-batches" if parts > 1 else "one micro-batch")
     if not seen:
         return ""
-    cures = [f"take {_other_norm(config.model.get('norm'))}"]
-    tried = train.sync_batchnorm or any(sync_problems(config, mesh.degrees))
-    if len(seen) == 1 and ranks > 1 and not tried:
+    cures = [f"take {_other_norm(norm)}"]
+    if len(seen) == 1 and ranks > 1 and not train.sync_batchnorm and may_sync():
         cures.insert(0, "compute them over all ranks (train.sync_batchnorm=true)")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""

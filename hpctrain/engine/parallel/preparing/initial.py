@@ -78,8 +78,11 @@ def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Val
     """Return the model to spread, and how `fill` will give it its initial values.
 
     It is on the meta device, or, if every rank has to build it, has memory on the CPU.
-    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`.
+    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`. `build` may be a
+    module that is built already.
     """
+    if isinstance(build, nn.Module):
+        return build, "built"
     model = skeleton(build, seed)
     if model is not None and hasattr(model, "init_module"):
         return model, "by modules"

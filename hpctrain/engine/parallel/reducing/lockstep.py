@@ -40,6 +40,10 @@ class Lockstep:
 
     `ranks` are those that have the divided blocks; None means all of them. With `always` they agree
     on the order in every step, for models whose order depends on the data.
+
+    Attributes:
+        learns_always: Whether a step may have more passes than those before. A loop of the user's
+            may, in which all ranks make the same passes.
     """
 
     def __init__(
@@ -54,6 +58,7 @@ class Lockstep:
         self._names, self._blocks = list(blocks), list(blocks.values())
         self._states = [_state(block) for block in self._blocks]
         self._ranks, self._device, self._always = ranks, device, always
+        self.learns_always = False
         # The order of each forward pass of a step, with and without gradients. It ends with the
         # number of blocks, which stands for the end of the pass.
         self._orders: dict[tuple[bool, int], list[int]] = {}
@@ -109,7 +114,7 @@ class Lockstep:
         self._order = None
         if kind in self._known:
             self._order = self._orders.get((kind, self._passes))
-            if self._order is None:
+            if self._order is None and not self.learns_always:
                 self._refuse("the model is called more often in a step than in the first one")
         self._trains, self._has_gradient, self._done = kind, False, []
 

@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
 from hpctrain.engine.parallel import second_gradients
+from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
 
 
@@ -55,6 +56,7 @@ class Unused:
         """Average the gradients of the undivided parameters over the ranks."""
         for parameter in self._undivided:
             if parameter.grad is None:
+                self._used.discard(id(parameter))
                 parameter.grad = torch.zeros_like(parameter)
             else:
                 self._used.add(id(parameter))
@@ -72,6 +74,16 @@ class Unused:
         """Remove the gradients of parameters that no rank has used, by the sums of the flags."""
         if not all(self._own):  # otherwise the device need not be waited for
             for parameter, used in zip(self._parameters, total.tolist(), strict=True):
+                if not used:
+                    parameter.grad = None
+
+    def settle(self, parameters: Sequence[nn.Parameter], mesh: Mesh) -> None:
+        """Remove those of the gradients that no rank has used; all ranks call this together."""
+        own = [float(id(parameter) in self._used) for parameter in parameters]
+        total = torch.tensor(own, device=mesh.device)
+        mesh.add(total)
+        if not all(own):
+            for parameter, used in zip(parameters, total.tolist(), strict=True):
                 if not used:
                     parameter.grad = None
 
@@ -94,6 +106,8 @@ class Unused:
             group.reshard_after_backward &= not self._twice
         for part in group.fsdp_params:
             whole = part.unsharded_param
+            if part.sharded_param.grad is None:
+                self._used.discard(id(part.sharded_param))  # it was used before the last update
             if whole.grad is not None or part.unsharded_accumulated_grad is not None:
                 self._used.add(id(part.sharded_param))
             elif group.reduce_grads and whole.requires_grad:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import ParallelConfig, TrainConfig
 from hpctrain.engine.layers.quantized import is_released
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -37,9 +37,10 @@ class DDPModel(ParallelModel):
         mesh: Mesh,
         precision: Precision,
         accumulate: int,
-        config: Config,
+        parallel: ParallelConfig,
+        train: TrainConfig,
     ) -> None:
-        options, compress = config.parallel.ddp, config.train.compression
+        options, compress = parallel.ddp, train.compression
         if released := [name for name, p in module.named_parameters() if is_released(p)]:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, released)
         ddp = DistributedDataParallel(
@@ -53,8 +54,8 @@ class DDPModel(ParallelModel):
         if precision.reduce != precision.params:
             ddp.register_comm_hook(precision.reduce, _average_as)
         super().__init__(ddp, mesh, precision, accumulate)
-        self._ddp, self._every = ddp, config.parallel.sync == "every"
-        self._local = config.train.local_sgd
+        self._ddp, self._every = ddp, parallel.sync == "every"
+        self._local = train.local_sgd
         self._compression = None
         if compress.kind != "none":
             self._compression = compression(compress, module)
@@ -68,6 +69,17 @@ class DDPModel(ParallelModel):
         """Continue with what `state_dict` of the same rank returned."""
         if self._compression is not None:
             self._compression.load_state_dict(state)
+
+    def begin_step(self) -> None:
+        """Give the buffers of the first rank to all.
+
+        DDP does so before each pass. If a step has several, such as those of a GAN, this changes
+        what the backward pass of the one before needs, so torch refuses it.
+        """
+        self._ddp.require_forward_param_sync = True
+        if self._ddp.will_sync_module_buffers():
+            self._ddp._sync_buffers()
+        self._ddp.require_forward_param_sync = False
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         return nullcontext() if last or self._every else self._ddp.no_sync()

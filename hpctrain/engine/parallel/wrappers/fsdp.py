@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd import Variable
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
@@ -32,10 +33,13 @@ from torch.distributed.tensor import DTensor, Shard
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.ties import ties
+from hpctrain.engine.parallel import second_gradients
+from hpctrain.engine.parallel.grad_tensors import collect_grad_tensors
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task
@@ -73,9 +77,10 @@ class FSDPModel(ParallelModel):
             )
         whole, ranks = undivided(module), mesh.data_mesh
         unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
-        self.unused, self._average = unused, unused.average
+        self.unused, self._unused, self._average = unused, unused, unused.average
+        self._whole, self._averages = bool(whole), False
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
         self._average()
@@ -89,6 +94,37 @@ class FSDPModel(ParallelModel):
         # hidden (`in_plain_classes`).
         FSDPModule.set_requires_gradient_sync(self._root, False)
         return super().evaluate(task, batch)
+
+    def serve_calls(self) -> None:
+        """Let a loop of one's own call the module: hooks do what `forward_backward` does."""
+        if self._lockstep is not None:
+            self._lockstep.learns_always = True
+        self._root.register_forward_hook(self._called)
+
+    def begin_step(self) -> None:
+        """Begin a step, whose passes have the order of those of the steps before."""
+        if self._lockstep is not None:
+            self._lockstep.start(train=False)
+            self._lockstep.start(train=True)
+
+    def before_update(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Remove the gradients of the parameters that no rank has used."""
+        self._unused.settle(parameters, self.mesh)
+
+    def _called(self, _: nn.Module, __: Any, outputs: Any) -> None:
+        if not torch.is_grad_enabled():
+            self.free_gathered()  # no backward pass does so, and an update would not be seen
+        for tensor in collect_grad_tensors(outputs) if self._whole else ():
+            tensor.register_hook(self._reached)
+
+    def _reached(self, _: torch.Tensor) -> None:
+        if not self._averages and not second_gradients.is_first():
+            self._averages = True
+            Variable._execution_engine.queue_callback(self._at_end)
+
+    def _at_end(self) -> None:
+        self._averages = False
+        self._average()
 
     def aside(self) -> AbstractContextManager[object]:
         """Return a context after which the order of the blocks is as unknown as before."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import DistributedError
-from hpctrain.insight.doctor.finding import Finding, Verdict, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, good, judged
 
 _NET = Path("/sys/class/net")
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -28,8 +28,8 @@ def host_name(ranks: RankInfo) -> Finding:
         cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
         found = f"no address for {', '.join(lost[:5])}"
         stops = ranks.num_nodes > 1 and not {own, ranks.master_addr}.isdisjoint(lost)
-        verdict: Verdict = "fail" if stops else "warn"
-        return Finding("host names", verdict, found, "an address for each node", cure)
+        result: Result = "fail" if stops else "warn"
+        return Finding("host names", result, found, "an address for each node", cure)
     addresses = sorted(_addresses(own))
     loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
     return judged(

@@ -43,7 +43,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
-        if free.verdict == "fail":
+        if free.result == "fail":
             reach.tell(meeting, None)
             return seen.to_json()
     if ranks.num_nodes > 1:

@@ -15,7 +15,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.insight.plan.budget import Budget
-from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
     ModelFacts,
     build_of,
@@ -151,7 +151,9 @@ class Estimator:
     `activations` are those of a sample, by `train.activation_checkpointing`.
     """
 
-    def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
+    def __init__(
+        self, model: nn.Module, facts: ModelFacts, activations: MeasuredActivations
+    ) -> None:
         self.model, self.facts, self.activations = model, facts, activations
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies = Efficiencies()
@@ -168,7 +170,7 @@ class Estimator:
             facts = facts_of(model, task, sample, blocks)
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
         dtype = half.get(config.precision.compute)
-        measured = Measured(build, task, sample, dtype, blocks)
+        measured = MeasuredActivations(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
     def least(self, config: Config, ranks: int) -> float:

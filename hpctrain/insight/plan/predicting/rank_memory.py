@@ -25,7 +25,7 @@ from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.errors import ConfigError
-from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import by_fsdp, computed_bytes, memory_of, stored_bytes
@@ -61,7 +61,9 @@ class RankMemory:
 class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device."""
 
-    def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
+    def __init__(
+        self, model: nn.Module, facts: ModelFacts, activations: MeasuredActivations
+    ) -> None:
         self._facts, self._activations = facts, activations
         self._stages, self._blocks = _StageSizes(model), max(1, facts.blocks)
 

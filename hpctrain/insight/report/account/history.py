@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.tracking import columns
-from hpctrain.tracking.journal import Record, journal_path
+from hpctrain.tracking.journal import JournalRecord, journal_path
 
 
 @dataclass
@@ -85,7 +85,7 @@ class History:
             history.damaged += path.stat().st_size > history._end
         return history
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: JournalRecord) -> None:
         """Note what a record tells besides its metrics."""
         self.damaged += record.start != self._end
         self._end = record.end

@@ -18,7 +18,7 @@ _LONGEST = 120  # characters of a cause
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweptRuns:
     """Runs that were made with the same config but for some values."""
 
     metric: str  # by which they are compared
@@ -27,7 +27,7 @@ class Sweep:
     keys: list[str]  # whose values differ
 
     @classmethod
-    def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:
+    def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> SweptRuns:
         """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)

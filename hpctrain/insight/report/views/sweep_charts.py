@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from matplotlib.axes import Axes
 
-from hpctrain.insight.report.sweeps.parameters import Sweep, label
+from hpctrain.insight.report.sweeps.parameters import SweptRuns, label
 from hpctrain.insight.report.sweeps.scaling import Scaling
 from hpctrain.insight.report.tree import Chart
 from hpctrain.insight.report.views.charts import line, metric_chart
@@ -13,7 +13,7 @@ _MOST_LINES = 7
 _LONGEST = 40  # characters in a legend
 
 
-def sweep_chart(sweep: Sweep) -> Chart:
+def sweep_chart(sweep: SweptRuns) -> Chart:
     """Return the curves of the best runs of a sweep."""
     series = {}
     for account in sweep.finished[:_MOST_LINES]:

@@ -7,13 +7,14 @@ Resuming needs no state of it, but for kind=plateau, which follows a metric.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from hpctrain.config.rules.batch_sizes import Ramp
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
+from hpctrain.engine.part import Part
 from hpctrain.engine.parts.improvement import Improvement
 from hpctrain.errors import ConfigError
 
@@ -21,7 +22,7 @@ from hpctrain.errors import ConfigError
 _RISE, _BEGIN = 0.3, 0.04
 
 
-class Schedule:
+class Schedule(Part):
     """Linear warm-up to `lr`, then what `scheduler.kind` or a function of the user says.
 
     The kinds are constant, linear, cosine (Loshchilov & Hutter 2017), wsd (warm-up, stable, decay:
@@ -30,6 +31,8 @@ class Schedule:
     peak, and the decay ends at `max_steps`. `own` returns the factor of `lr` at a step, in place of
     the kind.
     """
+
+    name = "schedule"
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class Schedule:
             progress = (1 - math.cos(math.pi * progress)) / 2
         return self.lr * (1 - (1 - self.config.final_ratio) * progress)
 
-    def judge(self, metrics: dict[str, float], step: int) -> None:
+    def logged(self, metrics: Mapping[str, float], step: int) -> None:
         """Lower the learning rate if the metric of kind=plateau has not become better.
 
         All ranks call this with the same metrics, those that are new at this step.
@@ -144,7 +147,7 @@ def peak_lr(config: OptimizerConfig, batch: int) -> float:
     return config.lr * (ratio if config.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def warmup_steps(config: SchedulerConfig, ramp: Ramp, steps_per_epoch: int) -> int:
+def warmup_steps(config: SchedulerConfig, ramp: BatchSizeRamp, steps_per_epoch: int) -> int:
     """Return the steps of the warm-up, of which at most one length is set.
 
     `steps_per_epoch` are those after the ramp.

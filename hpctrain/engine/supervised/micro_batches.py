@@ -12,14 +12,16 @@ from collections.abc import Callable
 
 import torch
 
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
 
 log = logging.getLogger(__name__)
 
 _USABLE = 0.9  # of the memory: the allocator cannot use all of it, and other steps differ a little
 
 
-class Memory:
+class GpuMemory:
     """The memory of the current GPU in bytes, as torch's allocator counts it."""
 
     def restart(self) -> None:
@@ -37,7 +39,7 @@ class Memory:
         return float(min(free + torch.cuda.memory_reserved(), limit))
 
 
-class MicroBatches:
+class MicroBatches(Part):
     """The number of micro-batches of a model, which may change between steps.
 
     `record` is called on every rank with new rows of a micro-batch. The largest size that fits in
@@ -50,7 +52,7 @@ class MicroBatches:
         model: ParallelModel,
         share: int,
         record: Callable[[int], None],
-        memory: Memory | None = None,
+        memory: GpuMemory | None = None,
     ) -> None:
         self.model, self.share, self._record, self._memory = model, share, record, memory
         self.limit: int | None = None
@@ -77,7 +79,7 @@ class MicroBatches:
         sizes = [rows for rows in self._sizes if rows < self.rows]
         return sizes[-1] if sizes else None
 
-    def after_step(self) -> None:
+    def after_step(self, step: int, batch: Batch) -> None:
         """Go on with the search, if there is one.
 
         The first step allocates the state of the optimizer. The next two have micro-batches of the

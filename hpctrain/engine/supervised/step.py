@@ -6,27 +6,22 @@ gradient x global batch size / global count ── clip ── finite? ── op
 """
 
 import math
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hpctrain.config.metric_registry import GRAD_NORM, SKIPPED_STEPS
+from hpctrain.config.metric_registry import GRAD_NORM, LR, SKIPPED_STEPS
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.layers.dry_run import Buffers
-from hpctrain.engine.loop.schedule import rate_ratios, set_rates
+from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.micro_batches import MicroBatches
-from hpctrain.engine.parallel.reducing.scalars import divisor, joined, on_device, reordered
-from hpctrain.engine.parallel.reducing.unused import Unused
+from hpctrain.engine.parallel.reducing.scalars import divisor, on_device, reordered
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.silent_layers import SilentLayers
-from hpctrain.engine.parts.timer import Timer
+from hpctrain.engine.part import Part, overriding
+from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.supervised.schedule import rate_ratios, set_rates
 from hpctrain.engine.tasks.task import Task, at_step, derived
 
 
@@ -73,49 +68,61 @@ class Totals:
             self._total = on_device(values, device)
 
 
-class TrainStep:
-    """Forward, backward and update on one rank's share of a global batch.
+@dataclass(frozen=True)
+class Update:
+    """How an optimizer is used.
 
     `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `base_lr` is the
     learning rate that the optimizer was made with: groups of parameters with another one keep the
-    ratio to it; None lets all have the same. `parts` are the micro-batches for each number of rows
-    that a batch of this rank may have; empty if all steps have the same number. The flags of the
-    stop request are reduced together with the sums, and so are those of `save_timer` and `saving`
-    (checkpoints). `grad_norm` is the norm of the global gradient before
-    clipping.
+    ratio to it; None lets all have the same.
     """
+
+    clip_norm: float | None = None
+    base_lr: float | None = None
+
+
+class TrainStep(Part):
+    """Forward, backward and update on one rank's share of a global batch.
+
+    The flags of parts are reduced together with the sums, in `exchange`. It is a part itself, with
+    the sums that the steps since the last report have added up.
+
+    Attributes:
+        grad_norm: The norm of the global gradient of the last step, before clipping.
+        parts: What looks at the gradients of a step, or follows an update of the parameters.
+    """
+
+    name = "totals"
 
     def __init__(
         self,
         model: ParallelModel,
         task: Task,
         optimizer: torch.optim.Optimizer,
-        *,
-        clip_norm: float | None,
-        stop: Stop,
+        update: Update,
+        exchange: Exchange,
         health: Health | None = None,
-        micro_batches: MicroBatches | None = None,
-        base_lr: float | None = None,
-        average: Average | None = None,
-        save_timer: Timer | None = None,
-        saving: Saves | None = None,
-        silent: SilentLayers | None = None,
-        parts: Mapping[int, int] | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
-        self.micro_batches = micro_batches
-        self.clip_norm, self.stop, self.health = clip_norm, stop, health or Health()
-        groups = optimizer.param_groups
-        self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
-        self.average = average or Average(model)
-        self.save_timer = save_timer or Timer()
-        self.saving = saving
-        self.silent = silent or SilentLayers()
-        self.parts, self._rows = parts or {}, 0
+        self._update, self.exchange, self.health = update, exchange, health or Health()
+        groups, lr = optimizer.param_groups, update.base_lr
+        self._ratios = rate_ratios(optimizer, lr) if lr else [1.0] * len(groups)
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        self._buffers = Buffers(*[model.module] * self.health.undoes)
+        self._buffers = BufferValues(*[model.module] * self.health.undoes)
         self.totals = Totals()
         self.grad_norm: float | torch.Tensor = math.nan
+        self._lr = math.nan
+        self.parts = ()
+
+    @property
+    def parts(self) -> Sequence[Part]:  # noqa: D102
+        return self._parts
+
+    @parts.setter
+    def parts(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._after_backward = overriding(parts, "after_backward")
+        self._after_update = overriding(parts, "after_update")
 
     def __call__(self, batch: Batch, lr: float) -> None:
         """Train on this rank's share of the global batch.
@@ -124,28 +131,20 @@ class TrainStep:
         parameters may have a multiple of the learning rate.
         """
         mesh, precision = self.model.mesh, self.model.precision
-        if self.parts and len(batch["mask"]) != self._rows:
-            self._resize(len(batch["mask"]))
+        self._lr = lr
         self._buffers.keep()
         at_step(self.task, self.model.step)
         names, values = self.model.forward_backward(self.task, batch)
-        asking: list[Stop | Timer | Saves | Unused] = [self.stop, self.save_timer]
-        asking += [each for each in (self.saving, self.model.unused) if each is not None]
-        flags = [each.flags() for each in asking]
-        reduced = self.model.loads.joined(joined(values, [*chain(*flags)]))
-        mesh.add(reduced)
-        sums, rest = reduced[: len(values)], reduced[len(values) :]
-        for each, own in zip(asking, flags, strict=True):
-            each.offer(rest[: len(own)])
-            rest = rest[len(own) :]
+        sums, rest = self.exchange.reduce(values, self.model.loads.joined)
         balanced = self.model.loads.balance(rest, names, sums)
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = len(batch["mask"]) // mesh.weight
         factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
-        self.silent.take(self.model)
-        self.grad_norm = self.model.scale_gradients(factor, self.clip_norm)
+        for look in self._after_backward:
+            look()
+        self.grad_norm = self.model.scale_gradients(factor, self._update.clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
         judged = (fits or precision.exhausted) and not self.model.replicas_differ
@@ -155,32 +154,37 @@ class TrainStep:
             self.totals.add(*balanced)
         else:
             self._buffers.restore()
-        if fits and healthy:
+        updates = fits and healthy
+        if updates:
             set_rates(self.optimizer, lr, self._ratios)
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.after_step()
-        if fits and healthy:
-            self.average.update()
-        if self.micro_batches is not None:
-            self.micro_batches.after_step()
+        if updates:
+            for follow in self._after_update:
+                follow()
 
-    def means(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call, which waits for the device."""
         means = derived(self.task, self.totals.means())
         if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
             del means["bubble"]
         found = {f"train/{name}": value for name, value in means.items()}
         skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
-        return found | {GRAD_NORM: float(self.grad_norm)} | skipped
+        return found | {GRAD_NORM: float(self.grad_norm)} | skipped | {LR: self._lr}
+
+    def begin(self, step: int) -> None:
+        """Go on after a global step."""
+        self.model.step = step
 
     def finish(self) -> None:
         """Make the replicas equal after the last step of the run."""
         self.model.finish()
-        self.average.finish()
 
-    def _resize(self, rows: int) -> None:
-        """Divide batches of `rows` rows from now on, because a stage of the ramp has begun."""
-        self._rows, self.model.accumulate = rows, self.parts[rows]
-        if self.micro_batches is not None:
-            self.micro_batches.resize(rows)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums since the last report, as JSON."""
+        return self.totals.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what `state_dict` returned."""
+        self.totals.load_state_dict(state, self.model.mesh.device)

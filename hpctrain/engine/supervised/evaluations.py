@@ -1,0 +1,121 @@
+"""The evaluations of a training, between two of its steps.
+
+every train.eval_every steps, or at the end of an epoch ── due ── the metrics of each split
+"""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+
+import torch.distributed as dist
+
+from hpctrain.config.rules.metrics import RequestedMetric
+from hpctrain.data.device_prefetcher import DevicePrefetcher
+from hpctrain.data.generators import same_generators
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.layers.dry_run import same_modes
+from hpctrain.engine.part import Part
+from hpctrain.engine.parts.average import Average
+from hpctrain.engine.steps.stepping import Stepping
+from hpctrain.engine.supervised.evaluation import evaluate_all
+from hpctrain.engine.supervised.step import TrainStep
+
+log = logging.getLogger(__name__)
+
+
+class Evaluations(Part):
+    """Evaluates the model of a step on the feeds of the evaluation, when that is due.
+
+    `feeds` are named by what the names of their metrics begin with, such as `val`. `every` is the
+    number of steps between two evaluations; None evaluates at each end of an epoch. The metrics of
+    `asked` must be among those of the run: what an evaluation alone can tell makes one due.
+
+    Attributes:
+        due: Whether an evaluation is due, which a stop request may have ended.
+    """
+
+    name = "evaluation_due"
+    session: Stepping
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        feeds: Mapping[str, DevicePrefetcher],
+        every: int | None,
+        asked: Sequence[RequestedMetric] = (),
+        average: Average | None = None,
+    ) -> None:
+        self._train_step, self.feeds, self._every = train_step, feeds, every
+        self._asked, self._average = asked, average or Average(train_step.model)
+        self.due, self._made_at = False, -1
+
+    def begin(self, step: int) -> None:
+        """Note the epoch of the step."""
+        self._epoch = self.session.feed.epoch
+
+    def after_step(self, step: int, batch: Batch) -> None:
+        """Note whether an evaluation follows this step."""
+        epoch, self._epoch = self._epoch, self.session.feed.epoch
+        due = self._epoch > epoch if self._every is None else step % self._every == 0
+        self.due |= due or step == self.session.max_steps
+
+    def logged(self, metrics: Mapping[str, float], step: int) -> None:
+        """Check that there are the metrics that were asked for."""
+        for asked in self._asked:
+            asked.check(self.session.metrics)
+
+    def reported(self, step: int) -> None:
+        """Evaluate soon if only that shows whether a metric exists."""
+        self.due |= any(asked.is_doubtful(self.session.metrics) for asked in self._asked)
+
+    def between(self, step: int) -> bool:
+        """Make the evaluation that is due, if any; return False when it is still due."""
+        if not self.due:
+            return True
+        session = self.session
+        session.health.judge(late=False)
+        if self.feeds:
+            values = self._values()
+            if values is None:
+                return False
+            with session.meter.spent("other"):
+                session.log(values | session.meter.evaluated())
+            session.call("after_evaluation")
+            wrong = [f"{name}={v}" for name, v in values.items() if not math.isfinite(v)]
+            if wrong and dist.get_rank() == 0:
+                log.warning("step %d: not finite: %s", step, ", ".join(wrong))
+        self.due, self._made_at = False, step
+        return True
+
+    def at_pause(self) -> dict[str, float] | None:
+        """Return the metrics of the step of a pause, unless it was evaluated."""
+        if not self.feeds or self._made_at == self.session.step:
+            return {}
+        values = self._values()
+        if values is not None:
+            self.session.call("after_evaluation")
+        return values
+
+    def close(self) -> None:
+        """Close the feeds."""
+        for feed in self.feeds.values():
+            feed.close()
+
+    def state_dict(self) -> bool:
+        """Return whether an evaluation is due."""
+        return self.due
+
+    def load_state_dict(self, state: bool) -> None:
+        """Go on from what `state_dict` returned."""
+        self.due = bool(state)
+
+    def _values(self) -> dict[str, float] | None:
+        """Return the metrics of an evaluation; None when the ranks agree to stop."""
+        session = self.session
+        doing = session.display.doing("an evaluation")
+        modes = same_modes(self._train_step.model.module)
+        # The random states are restored, as an evaluation may be made twice.
+        with session.meter.spent("evaluation"), doing, same_generators(), modes:
+            session.call("before_evaluation")
+            with session.checkpointer.modes.evaluating(), self._average.applied():
+                return evaluate_all(self._train_step, self.feeds, session.stop)

@@ -18,11 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.base.files.disk import private_files
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.engine.session import Session
-    from hpctrain.launch.function import FunctionJob
+    from hpctrain.launch.function import FunctionJob, LocalFunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
     from hpctrain.results.loaded import LoadedRun
 
@@ -55,7 +56,7 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
     from hpctrain.launch.output import say
     from hpctrain.launch.sweeps.sweep import Sweep
 
-    with _private_files(), composed(overrides, config_dir) as call:
+    with private_files(), composed(overrides, config_dir) as call:
         sweep = Sweep(call.folder, local=call.local, config_dir=call.composer.config_dir)
         for run in call.runs:
             sweep.add(run, call.composer.typed)
@@ -97,7 +98,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
                 f"{' '.join(overrides)}: {len(call.runs)} runs; train runs one, submit several"
             )
         config = call.composer.typed(call.runs[0])
-    with _private_files():
+    with private_files():
         run, code = train_here(config, [], began)
     if code == 130:
         raise KeyboardInterrupt(f"{run.name} has saved; the same call goes on from there")
@@ -130,7 +131,7 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; a session has one")
         config = call.composer.typed(call.runs[0])
-    with _private_files(), session_here(config, began) as made:
+    with private_files(), session_here(config, began) as made:
         yield made
 
 
@@ -162,7 +163,7 @@ def submit_function(
     overrides: Sequence[str] = (),
     config_dir: Folder | None = None,
     **kwargs: Any,
-) -> FunctionJob:
+) -> FunctionJob | LocalFunctionJob:
     """Run a function as the ranks of a job, from a copy of the code.
 
     Each rank calls the function with the same arguments. It can call
@@ -191,20 +192,10 @@ def submit_function(
         LaunchError: The scheduler refuses the job.
     """
     from hpctrain.launch import function as functions
+    from hpctrain.runs.function_call import Call
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
-    with _private_files():
+    with private_files():
         config, here = functions.compose([*shape, *overrides], config_dir)
-        return functions.submit(config, function, args, kwargs, here)
-
-
-@contextmanager
-def _private_files() -> Iterator[None]:
-    """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
-    from hpctrain.base.files.disk import umask
-
-    before = os.umask(umask())
-    try:
-        yield
-    finally:
-        os.umask(before)
+        (job,) = functions.submit(config, [Call.of(function, args, kwargs)], here)
+        return job

@@ -353,8 +353,9 @@ def test_every_command_of_a_page_is_accepted(page: Path, folder: Path) -> None:
             code = compile(block.text, f"{page.name}: {block.title}", "exec")
             if calls := re.findall(r"hpctrain\.(\w+)\(", block.text):
                 # tests/launch/test_api.py makes such calls; here the names must be right.
+                # Those of submitit are in test_executors.py there.
                 assert all(callable(getattr(import_module("hpctrain"), name)) for name in calls)
-            else:
+            elif "submitit." not in block.text:
                 exec(code, {"__name__": "example"})
 
 

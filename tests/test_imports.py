@@ -200,10 +200,7 @@ def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
         for name in _defined(tree(file))
         if not name.startswith("_") and used[name] == {file}
     ]
-    # The types of values that other modules get.
-    assert set(alone) <= {
-        "hpctrain.launch.function.LocalFunctionJob",
-    }
+    assert alone == []
 
 
 def _defined(module: ast.Module) -> Iterator[str]:

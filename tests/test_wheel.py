@@ -73,6 +73,12 @@ def test_it_trains_outside_the_checkout(python: Path, digits: Path, tmp_path: Pa
     assert str(python) in script
 
 
+def test_submitit_knows_its_executor(python: Path, tmp_path: Path) -> None:
+    known = "print(*p.get_executors(), *p.get_job_environments())"
+    known = f"from submitit.core import plugins as p; {known}"
+    assert call(python, tmp_path, "-c", known).split().count("hpctrain") == 2
+
+
 def test_the_command_is_installed_as_hpctrain_too() -> None:
     command = Path(sysconfig.get_path("scripts")) / "hpctrain"
     done = subprocess.run([command, "--help"], capture_output=True, text=True, check=True)

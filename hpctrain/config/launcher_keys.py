@@ -89,9 +89,15 @@ def read(launcher: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
         yield key, value, f"hydra.launcher.{_EXTRA}.{option}={value} is read as {key}={value}"
 
 
-def unknown(name: str) -> str:
-    """Return the error text for a key of `hydra.launcher` that is not read."""
+def is_read(name: str) -> bool:
+    """Return whether a key of submitit is read, or is not needed."""
+    return name in (*READ_AS, _EXTRA, *NOT_NEEDED)
+
+
+def unknown(name: str, given: str = "") -> str:
+    """Return the error text for a key of submitit that is not read, or was `given` otherwise."""
+    given = given or f"hydra.launcher.{name}"
     if name in INSTEAD:
-        return f"hydra.launcher.{name}: use {INSTEAD[name]}"
+        return f"{given}: use {INSTEAD[name]}"
     listed = ", ".join([*READ_AS, _EXTRA, *NOT_NEEDED])
-    return f"unknown key hydra.launcher.{name}: of submitit's keys these are read: {listed}"
+    return f"unknown key {given}: of submitit's keys these are read: {listed}"

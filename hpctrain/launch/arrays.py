@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
 import shutil
@@ -28,23 +27,22 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from hpctrain.base.files.disk import sync_file_system, write_atomically
+from hpctrain.base.files.disk import sync_file_system
 from hpctrain.base.secrets import reference
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.lead_time import lead_s
 from hpctrain.cluster.slurm.partition_limit import Road, road
 from hpctrain.cluster.slurm.queue import UnreachableError, me
 from hpctrain.cluster.slurm.sbatch_options import check_folder
-from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.frozen import dump, plain
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.errors import ConfigError, LaunchError, StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.launch.jobs import RunJob
 from hpctrain.runs.code import provenance
-
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -74,21 +72,21 @@ class Array:
         request = JobRequest.of(self.entries[0].config)
         return replace(request, launch=replace(request.launch, pack=self.pack))
 
-    @property
-    def script(self) -> Path:  # noqa: D102
-        return self.folder / "job.sh"
-
     def text(self) -> str:
         """Return the text of the batch script."""
+        return self._executor().text()
+
+    def _executor(self) -> SlurmExecutor:
         first = self.entries[0]
         for entry in self.entries:
             check_folder(entry.config.output_dir, entry.run.path)
         request = self.request
         digest = hashlib.sha256(os.fsencode(first.run.path)).hexdigest()[:8]  # of this run alone
-        return sbatch_script(
-            request,
+        return SlurmExecutor(
             self.folder,
+            request,
             len(self.entries),
+            links=self.links,
             pythonpath=first.code.pythonpath if first.code else (),
             order=JobOrder(
                 self.max_running,
@@ -103,10 +101,9 @@ class Array:
     def write(self, sweep: dict[str, str] | None) -> None:
         """Write the folder of the array, and the run directories with the state "queued"."""
         try:
-            (self.folder / "batch").mkdir(parents=True)
             self._write_tasks()
             for number, entry in enumerate(self.entries):
-                entry.task = str(self.script), number // self.pack
+                entry.task = str(self.folder / "job.sh"), number // self.pack
             self.freeze(sweep)
         except OSError as error:
             raise StorageError(f"{self.folder}: cannot be written ({error.strerror})") from error
@@ -148,28 +145,19 @@ class Array:
 
     def _write_tasks(self) -> None:
         """Write the script and the list of its run directories."""
-        self.script.write_text(self.text())
-        paths = "".join(f"{entry.run.path}\n" for entry in self.entries)
-        (self.folder / "tasks").write_bytes(os.fsencode(paths))
+        self._executor().write([entry.run.path for entry in self.entries])
 
-    def submit(self, inherit: list[int]) -> None:
-        """Submit the script; store the jobs in the entries and the job id in the file `job_id`."""
-        ids: list[str] = []
-        while len(ids) < self.links:
-            try:
-                ids.append(sbatch.sbatch(self.script, self.request, inherit, ids))
-            except LaunchError as error:
-                if not ids:
-                    raise
-                log.warning("launch.chain: %d of %d jobs queued: %s", len(ids), self.links, error)
-                break
-            write_atomically(self.folder / "job_id", "".join(f"{each}\n" for each in ids))
-        self.job = ":".join(ids)
-        for number, entry in enumerate(self.entries):
+    def submit(self, locks: list[int]) -> None:
+        """Submit the script; the entries get their jobs."""
+        executor = self._executor()
+        executor.locks = locks
+        metrics = [entry.config.metric for entry in self.entries]
+        jobs = executor.map_array(RunJob, [entry.run for entry in self.entries], metrics)
+        for entry, job in zip(self.entries, jobs, strict=True):
             entry.mark(Status.QUEUED)
-            entry.job, *entry.behind = (f"{each}_{number // self.pack}" for each in ids)
-            known = entry.run, entry.config.metric, entry.job, self.script
-            entry.handle = RunJob(*known, behind=entry.behind)
+            entry.handle = job
+            entry.job, *entry.behind = job.ids
+        self.job = ":".join(each.partition("_")[0] for each in jobs[0].ids)
 
 
 def plan(
@@ -235,7 +223,7 @@ def _shares(sizes: list[int], limit: int) -> list[int]:
 def submit(
     arrays: list[Array],
     sweep: dict[str, str] | None,
-    inherit: list[int],
+    locks: list[int],
     on_written: Callable[[], None],
 ) -> list[Entry]:
     """Write the arrays and submit them; return the entries over the cluster's submit limit.
@@ -256,7 +244,7 @@ def submit(
             array.write(sweep)
             on_written()
         try:
-            array.submit(inherit)
+            array.submit(locks)
         except UnreachableError:  # this array may be queued
             _leave(waiting, sweep)
             raise

@@ -1,6 +1,6 @@
 """Submit any importable function as the ranks of a job.
 
-submit(config, f, args, kwargs) ── call.json, our script ── sbatch ── FunctionJob
+submit(config, calls) ── call.json ── SlurmExecutor ── FunctionJob, one for each call
 each rank: python -m hpctrain call FOLDER ── results/RANK.json ── job.results()
 """
 
@@ -9,18 +9,18 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import queue, sbatch
-from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder
+from hpctrain.config import launcher_keys
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
@@ -28,6 +28,7 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch import local_runs
+from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
@@ -38,12 +39,14 @@ _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 
 
 def compose(
-    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None = None
+    overrides: Sequence[str],
+    config_dir: str | os.PathLike[str] | None = None,
+    parameters: Mapping[str, Any] | None = None,
 ) -> tuple[Config, bool]:
     """Return a config with these overrides of `launch` and `site`, and whether to run here.
 
     That is `hydra/launcher=submitit_local`. A wrong override, or one of a training, is a
-    ConfigError.
+    ConfigError. `parameters` are submitit's, by its names, which have precedence.
     """
     for text in overrides:
         key = re.split(r"[.=@]", str(text).lstrip("+~"), maxsplit=1)[0]
@@ -53,6 +56,9 @@ def compose(
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} jobs; give single values")
         node, here = call.composer(call.runs[0]), call.local
+        for key, value, _ in launcher_keys.read(parameters or {}):
+            if key:
+                OmegaConf.update(node, key, value, force_add=True)
         config = from_omegaconf(OmegaConf.masked_copy(node, list(_SECTIONS)))
         config.data.path = config.output_dir
     validate_job(config, _SECTIONS)
@@ -68,57 +74,60 @@ def compose(
 
 
 def submit(
-    config: Config,
-    function: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    here: bool = False,
-) -> FunctionJob | LocalFunctionJob:
-    """Write the call and the script, and submit it; without a cluster, or `here`, start it here.
+    config: Config, calls: Sequence[Call], here: bool = False
+) -> list[FunctionJob | LocalFunctionJob]:
+    """Write the calls and submit them as one array; without a cluster, or `here`, start them here.
 
-    What cannot be written of the call is a ConfigError, and nothing was queued; a refusal of the
-    scheduler is a LaunchError.
+    The script lies beside the first call. A refusal of the scheduler is a LaunchError, and nothing
+    is left.
     """
-    call = Call.of(function, args, kwargs)
     if config.name == Config().name:
-        config.name = re.sub(r"[^A-Za-z0-9]", "-", call.name).strip("-")[:64]
+        config.name = re.sub(r"[^A-Za-z0-9]", "-", calls[0].name).strip("-")[:64]
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
-    folder = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
+    first = Path(config.output_dir) / "functions" / f"{stamp}-{config.name}"
+    others = [first.with_name(f"{first.name}-{number}") for number in range(1, len(calls))]
+    folders, ranks = [first, *others], config.asked_world_sizes[0]
     code = snapshot.take(config.launch, config.output_dir, config.data.path)
-    ranks = config.asked_world_sizes[0]
     cluster = sbatch.available() and not here
     if not cluster:
         local_runs.check(config)
-    job = JobRequest.of(config)
-    script = sbatch_script(
-        job, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
+    executor = SlurmExecutor(
+        first,
+        JobRequest.of(config),
+        len(calls),
+        command="call",
+        pythonpath=code.pythonpath if code else (),
+        order=JobOrder(config.launch.max_running if others else None),
     )
+    script = executor.text()
     if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
-            sbatch.expected_start(script, job)
+            sbatch.expected_start(script, executor.request)
     try:
-        with submit_lock([Path(config.output_dir)]) as locks:
-            for name in ("logs", "results", "batch"):
-                (folder / name).mkdir(parents=True)
+        with submit_lock([Path(config.output_dir)]) as executor.locks:
             if code:
                 code.write()
-            call.write(folder, code.digest if code else None)
-            if not cluster:
-                command = [sys.executable, "-u", "-m", "hpctrain", "call", str(folder)]
-                job_id, process = local_runs.start(config.launch, folder / "logs", code, command)
-                return LocalFunctionJob(folder, job_id, ranks, process)
-            (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
-            (folder / "job.sh").write_text(script)
-            array = sbatch.sbatch(folder / "job.sh", job, locks)
-            write_atomically(folder / "job_id", array + "\n")
+            for folder, call in zip(folders, calls, strict=True):
+                for name in ("logs", "results"):
+                    (folder / name).mkdir(parents=True)
+                call.write(folder, code.digest if code else None)
+            if cluster:
+                executor.write(folders)
+                return list(executor.map_array(FunctionJob, folders, [ranks] * len(calls)))
+            return [
+                LocalExecutor(each, config.launch, code, "call").submit(
+                    LocalFunctionJob, each, ranks
+                )
+                for each in folders
+            ]
     except queue.UnreachableError:
         raise  # the job may be queued
     except LaunchError:
-        shutil.rmtree(folder, ignore_errors=True)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
         raise
     except OSError as error:
-        raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
-    return FunctionJob(folder, f"{array}_0", ranks)
+        raise StorageError(f"{first}: cannot be written ({error.strerror})") from error
 
 
 _OVER = "launch.time_min was over; a function has no checkpoint, and is not begun again"
@@ -132,7 +141,7 @@ class _FunctionJob(LoggedJob):
 
     def results(self) -> list[Any]:
         """Wait for the end of the job and return the results of all ranks, in their order."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         found = read_results(self._folder, self._ranks)
         # A failure of one rank makes others fail later.
         failed = [(each["time"], rank, each["error"]) for rank, each in found if "error" in each]
@@ -140,7 +149,7 @@ class _FunctionJob(LoggedJob):
             _, rank, trace = min(failed)
             raise FailedError(f"{self._folder.name}, rank {rank}:\n{trace}")
         if missing := set(range(self._ranks)) - {rank for rank, _ in found}:
-            state = self.state  # type: ignore[attr-defined]
+            state = self.state
             why = f" ({_OVER})" if state == "TIMEOUT" else ""
             raise FailedError(
                 f"{self._folder.name}: rank {min(missing)} has left no result, the job is {state}"
@@ -150,7 +159,7 @@ class _FunctionJob(LoggedJob):
 
     def answers(self) -> dict[int, Any]:
         """Wait for the end of the job and return the results of those ranks that have left one."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         found = read_results(self._folder, self._ranks)
         return {rank: each["value"] for rank, each in found if "value" in each}
 
@@ -164,16 +173,16 @@ class _FunctionJob(LoggedJob):
 
 
 class FunctionJob(_FunctionJob, SlurmLoggedJob):
-    """A function that was submitted to Slurm; its job id is `ARRAYJOB_0`."""
+    """A function that was submitted to Slurm; its job id is `ARRAYJOB_TASK`."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: int) -> None:
+    def __init__(self, folder: Path, ranks: int, ids: Sequence[str], script: Path) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder / "logs", job_id, folder / "job.sh")
+        super().__init__(folder / "logs", ids, script)
 
 
 class LocalFunctionJob(_FunctionJob, LocalLoggedJob):
     """A function that runs here."""
 
-    def __init__(self, folder: Path, job_id: str, ranks: int, process: Any) -> None:
+    def __init__(self, folder: Path, ranks: int, process: Popen[bytes]) -> None:
         self._folder, self._ranks = folder, ranks
-        super().__init__(folder / "logs", job_id, process)
+        super().__init__(folder / "logs", process)

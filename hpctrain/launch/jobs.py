@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from subprocess import Popen
 from typing import Any
 
 from submitit.core.utils import FailedJobError
@@ -41,7 +42,7 @@ class _RunJob(LoggedJob):
 
     def results(self) -> list[float | None]:
         """Wait for the end of the run and return its metric in a list."""
-        self.wait()  # type: ignore[attr-defined]
+        self.wait()
         return [outcome(self.run, self._metric)]
 
     def submission(self) -> Any:
@@ -56,23 +57,22 @@ class RunJob(_RunJob, SlurmLoggedJob):
     """A run that was submitted to Slurm, now or earlier.
 
     Its id is `ARRAYJOB_TASK`, or "" for a run that finished without a job, which has no script
-    either. Without a `user`, that of this process has submitted it. A chain has the id of the last
-    of the jobs `behind` it.
+    either. Without a `user`, that of this process has submitted it. A chain has several `ids`, and
+    the last of them is its own.
     """
 
     def __init__(
         self,
         run: RunDir,
         metric: str,
-        job_id: str,
+        ids: Sequence[str],
         script: Path | None = None,
         user: str | None = None,
-        behind: Sequence[str] = (),
     ) -> None:
         self.run, self._metric = run, metric
         if user is not None:
             self.watcher.users.add(user)
-        super().__init__(run.logs, job_id, script, behind)
+        super().__init__(run.logs, ids, script)
 
     def _register_in_watcher(self) -> None:
         if self._job_id:
@@ -122,9 +122,9 @@ class RunJob(_RunJob, SlurmLoggedJob):
 class LocalRunJob(_RunJob, LocalLoggedJob):
     """A run on this machine."""
 
-    def __init__(self, run: RunDir, metric: str, job_id: str, process: Any) -> None:
+    def __init__(self, run: RunDir, metric: str, process: Popen[bytes]) -> None:
         self.run, self._metric = run, metric
-        super().__init__(run.logs, job_id, process)
+        super().__init__(run.logs, process)
 
 
 def outcome(run: RunDir, metric: str) -> float | None:

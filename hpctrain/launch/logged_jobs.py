@@ -7,10 +7,10 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from subprocess import Popen
 
 from submitit import LocalJob, SlurmJob
-from submitit.core.core import InfoWatcher
+from submitit.core.core import InfoWatcher, Job
 from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import read_job_id
 
@@ -61,18 +61,10 @@ class _RunPaths(JobPaths):  # type: ignore[misc]
         return found or [self._logs / names.replace("*", "0")]
 
 
-class LoggedJob:
+class LoggedJob(Job):  # type: ignore[misc]
     """What the jobs of runs and functions have in common, on Slurm and on this machine."""
 
     _paths: _RunPaths
-
-    def results(self) -> list[Any]:
-        """Wait for the end of the job and return its results."""
-        raise NotImplementedError
-
-    def result(self) -> Any:
-        """Wait for the end of the job and return its first result."""
-        return self.results()[0]
 
     def exception(self) -> HpctrainError | None:
         """Wait for the end of the job and return the error that `result` would raise, or None."""
@@ -173,12 +165,10 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 
     watcher = _QueueWatcher()
 
-    def __init__(
-        self, logs: Path, job_id: str, script: Path | None, behind: Sequence[str] = ()
-    ) -> None:
-        self._chain = [job_id, *behind]
-        super().__init__(folder=logs, job_id=self._chain[-1])
-        self._paths = _RunPaths(logs, job_id, script)
+    def __init__(self, logs: Path, ids: Sequence[str], script: Path | None) -> None:
+        self.ids = ids
+        super().__init__(folder=logs, job_id=ids[-1])
+        self._paths = _RunPaths(logs, ids[0], script)
 
     @property
     def state(self) -> str:
@@ -197,7 +187,7 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
     def cancel(self, check: bool = True) -> None:
         """Cancel the job; if Slurm refuses, and `check` is true, it raises a LaunchError."""
         try:
-            queue.cancel(self._chain)
+            queue.cancel(self.ids)
         except LaunchError as error:
             if check:
                 raise
@@ -207,17 +197,19 @@ class SlurmLoggedJob(LoggedJob, SlurmJob):  # type: ignore[misc]
 class LocalLoggedJob(LoggedJob, LocalJob):  # type: ignore[misc]
     """A job on this machine, under submitit's controller process, whose id is that of the job."""
 
-    def __init__(self, logs: Path, job_id: str, process: Any) -> None:
-        super().__init__(folder=logs, job_id=job_id, process=process)
-        self._paths = _RunPaths(logs, job_id)
-
-    def _register_in_watcher(self) -> None:
-        """Do nothing: there is no scheduler."""
+    def __init__(self, logs: Path, process: Popen[bytes]) -> None:
+        super().__init__(folder=logs, job_id=str(process.pid), process=process)
+        self._paths = _RunPaths(logs, self._job_id)
 
     def get_info(self, mode: str = "force") -> dict[str, str]:
         """Return the state of the job under the key `jobState`."""
         runs = self._process is not None and self._process.poll() is None
         return {"jobState": "RUNNING" if runs else self._ended() or "FAILED"}
+
+    def wait(self) -> None:
+        """Wait for the end of the job, without the second between two looks of submitit's."""
+        if self._process is not None:
+            self._process.wait()
 
     def cancel(self, check: bool = True) -> None:
         """End the ranks: the controller passes SIGTERM on to them, with which a run saves."""

@@ -50,7 +50,10 @@ class Call:
         module = getattr(function, "__module__", None)
         name = getattr(function, "__qualname__", None)
         if not module or not name or not callable(function):
-            raise ConfigError(f"{function!r}: not a function that a job can import")
+            raise ConfigError(
+                f"{function!r}: not a function that a job can import: give a function of a module, "
+                "and its arguments"
+            )
         if module == "__main__":
             raise ConfigError(
                 f"{name} is defined in the program that runs now (or in a notebook), which a job "
@@ -60,7 +63,8 @@ class Call:
         if "<" in name or call._find() is not function:
             raise ConfigError(
                 f"{module}.{name} is not at the top of its module, so a job cannot import it (a "
-                "lambda or a function inside a function cannot be submitted)"
+                "lambda or a function inside a function cannot be submitted): write it with `def` "
+                "at the top of a module"
             )
         text = call._text()
         with suppress(ValueError):  # some functions of C do not tell their arguments

@@ -39,6 +39,7 @@ from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.executors import LocalExecutor
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.budget import check_budget
@@ -127,7 +128,8 @@ class Search:
         check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
             job = JobRequest.of(config)
-            print(worker_arrays.script(job, folder / "workers" / "array-0", count), end="")
+            array = worker_arrays.executor(job, folder / "workers" / "array-0", count)
+            print(array.text(), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
         there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
@@ -297,8 +299,7 @@ class Search:
         """Let one worker run on this machine."""
         worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
-        command = [sys.executable, "-u", "-m", "hpctrain", "work", str(worker)]
-        _, process = local_runs.start(launch, worker / "logs", code, command)
+        process = LocalExecutor(worker, launch, code, "work").start()
         try:
             process.wait()
         except KeyboardInterrupt:

@@ -7,11 +7,11 @@ workers/0/         worker.json   logs/
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read, written
@@ -19,12 +19,15 @@ from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
-from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.job_request import JobRequest
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
 from hpctrain.search.trials import FoundSearch
+
+if TYPE_CHECKING:
+    from hpctrain.launch.executors import SlurmExecutor
 
 LEFT = "left"
 """The file that a worker leaves when it takes no more trials, although its job has not ended."""
@@ -42,11 +45,15 @@ class WorkerFile(Record, frozen=True):
         return read(cls, worker / "worker.json")
 
 
-def script(request: JobRequest, folder: Path, count: int, pythonpath: Iterable[str] = ()) -> str:
-    """Return the text of the batch script for `count` workers with what `request` says."""
-    return sbatch_script(
-        request,
+def executor(
+    request: JobRequest, folder: Path, count: int, pythonpath: Iterable[str] = ()
+) -> SlurmExecutor:
+    """Return the executor that submits `count` workers with the nodes that `request` asks for."""
+    from hpctrain.launch.executors import SlurmExecutor  # it imports submitit
+
+    return SlurmExecutor(
         folder,
+        request,
         count,
         pythonpath=[*map(Path, pythonpath)],
         order=JobOrder(request.launch.max_running),
@@ -106,7 +113,7 @@ def _notes(sweep: Path) -> dict[Path, WorkerFile]:
 
 
 def _submit(
-    sweep: Path, found: FoundSearch, request: JobRequest, count: int, inherit: Sequence[int]
+    sweep: Path, found: FoundSearch, request: JobRequest, count: int, locks: Sequence[int]
 ) -> int:
     """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
@@ -114,16 +121,14 @@ def _submit(
     """
     count, workers = min(count, sbatch.max_array_size()), list[Path]()
     folder = _new_folder(sweep, "array-")
-    job = folder / "job.sh"
+    array = executor(request, folder, count, found.pythonpath)
+    array.locks = locks
     try:
-        (folder / "batch").mkdir()
         for task in range(count):
-            note = WorkerFile(script=str(job), task=task)
+            note = WorkerFile(script=str(array.script), task=task)
             workers.append(new_worker(sweep, note))
-        job.write_text(script(request, folder, count, found.pythonpath))
-        (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
-        array = sbatch.sbatch(job, request, inherit)
-        write_atomically(folder / "job_id", f"{array}\n")
+        array.write(workers)
+        array.queue()
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
     except UnreachableError:
@@ -133,7 +138,7 @@ def _submit(
             shutil.rmtree(path, ignore_errors=True)
         if count == 1 or not isinstance(error, sbatch.SubmitLimitError):
             raise
-        return _submit(sweep, found, request, (count + 1) // 2, inherit)
+        return _submit(sweep, found, request, (count + 1) // 2, locks)
     return count
 
 

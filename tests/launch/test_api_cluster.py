@@ -14,6 +14,7 @@ from tests.conftest import run_json
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 FUNCTIONS = """\
 import os, time
+import submitit
 import torch
 import torch.distributed as dist
 
@@ -23,6 +24,10 @@ def total(start, *, scale):
     dist.all_reduce(value)
     dist.destroy_process_group()
     return {"sum": value * scale, "host": os.uname().nodename}
+
+def place(value):
+    job = submitit.JobEnvironment()
+    return [value, job.cluster, job.job_id, job.global_rank]
 
 def broken(rank):
     if os.environ["RANK"] == str(rank):
@@ -52,6 +57,9 @@ def test_runs_and_functions_are_jobs_of_submitit(
     waits = hpctrain.submit_function(
         functions.broken, 0, overrides=[output, "name=waits", "+site.sbatch.hold=true"]
     )
+    executor = submitit.AutoExecutor(tmp_path / "runs", "hpctrain")
+    executor.update_parameters(timeout_min=5, tasks_per_node=2, slurm_partition="batch")
+    mapped = executor.map_array(functions.place, [3, 4])
     with pytest.raises(LaunchError, match=r"launch\.nodes=65: it needs 65 nodes"):
         hpctrain.submit_function(functions.broken, 1, nodes=65, overrides=[output])
 
@@ -84,6 +92,9 @@ def test_runs_and_functions_are_jobs_of_submitit(
     assert [result["sum"] for result in results] == [2 * (4 * 10 + 6)] * 4
     assert len({result["host"] for result in results}) == 2
     assert total.result() == results[0]
+    for number, job in enumerate(mapped):
+        assert job.job_id == mapped[0].job_id.replace("_0", f"_{number}")
+        assert job.results() == [[3 + number, "hpctrain", job.job_id, rank] for rank in (0, 1)]
     error = broken.exception()
     assert isinstance(error, LaunchError)
     assert isinstance(error, submitit.core.utils.FailedJobError)

@@ -31,12 +31,12 @@ from hpctrain.cluster.slurm.sbatch import (
     expected_start,
     nodes_that_fit,
     partitions,
-    sbatch,
 )
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
 from hpctrain.insight.doctor.checks.scheduler import checked
+from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.runs.state.shared_job import job_of
 
 
@@ -68,7 +68,7 @@ def test_the_job_id_in_an_answer_of_sbatch(
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert sbatch(tmp_path / "script", JobRequest.of(Config())) == "12"
+    assert SlurmExecutor(tmp_path, JobRequest.of(Config())).queue() == ["12"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_refusals_that_pass_are_told_from_others(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("hpctrain.cluster.slurm.sbatch._PAUSES_S", (0, 0))
     with pytest.raises(LaunchError) as caught:
-        sbatch(tmp_path / "script", JobRequest.of(Config()))
+        SlurmExecutor(tmp_path, JobRequest.of(Config())).queue()
     assert type(caught.value) is kind
 
 
@@ -325,7 +325,7 @@ def test_the_words_of_sbatch_are_told_from_a_banner(
         "not now, it will wait (sbatch: Job 7"
     )
     with pytest.raises(LaunchError, match=r"^sbatch refused the job: sbatch: Job 7"):
-        sbatch(tmp_path / "script", JobRequest.of(Config()))
+        SlurmExecutor(tmp_path, JobRequest.of(Config())).queue()
 
 
 def test_array_tasks_in_one_word() -> None:

@@ -261,3 +261,13 @@ def umask() -> int:
             "077 (private, the default) or 027 (the group may read)"
         )
     return int(text, 8)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Write files with the umask of the command line (HPCTRAIN_UMASK)."""
+    before = os.umask(umask())
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 
 from hpctrain.cluster.slurm.partition_limit import cluster_config
 from hpctrain.cluster.slurm.queue import (
@@ -39,13 +38,13 @@ class FullQueueError(SubmitLimitError):
 
 
 def sbatch(
-    script: Path, job: JobRequest, inherit: Sequence[int] = (), known: Sequence[str] = ()
+    command: Sequence[str], job: JobRequest, inherit: Sequence[int] = (), known: Sequence[str] = ()
 ) -> str:
-    """Submit a script, by whose path the queue shows the job later; return the array's job id.
+    """Submit a script by this command of `sbatch --parsable`; return a text with the job's id.
 
-    `known` are the ids of the jobs of this script that are queued already. `inherit` are file
-    descriptors of locks. `sbatch` inherits them, so the locks are held until it has ended, even if
-    this process is killed.
+    The command ends with the script, by whose path the queue shows the job later. `known` are the
+    ids of its jobs that are queued already. `inherit` are file descriptors of locks. `sbatch`
+    inherits them, so the locks are held until it has ended, even if this process is killed.
 
     Raises:
         LaunchError: The scheduler refuses the job. The message has its words and the config keys
@@ -54,13 +53,12 @@ def sbatch(
         FullQueueError: There are too many, whosever they are.
         UnreachableError: The controller does not answer; the job may be queued or not.
     """
-    timed_out = False
+    script, timed_out = command[-1], False
     for _ in _PAUSES_S:
         # In a session of its own, where Ctrl-C does not interrupt it in the middle.
-        command = ("sbatch", "--parsable", str(script))
         done = call(*command, timeout_s=None, pass_fds=inherit, start_new_session=True)
         if not done.returncode:
-            return _job_id(done.stdout) or _find_job(script, "its answer has no job id", known)
+            return job_id(done.stdout) or _find_job(script, "its answer has no job id", known)
         words = _words(done.stderr)
         timed_out |= _UNREACHABLE.search(words) is not None
         # After a timeout the job may be queued all the same, and may be the one over the limit.
@@ -80,20 +78,20 @@ def _words(said: str) -> str:
     return " ".join(" ".join(own or said.splitlines()).split())
 
 
-def _job_id(answer: str) -> str:
+def job_id(answer: str) -> str:
     """Return the job id in what `sbatch --parsable` and a site print; "" if there is none."""
     return next(
         (m[1] for line in answer.splitlines()[::-1] if (m := _ID.fullmatch(line.strip()))), ""
     )
 
 
-def _find_job(script: Path, words: str, known: Sequence[str]) -> str:
+def _find_job(script: str, words: str, known: Sequence[str]) -> str:
     """Return the job id of the unknown array with this script; "" if it is not in the queue."""
     for pause in _PAUSES_S:
         time.sleep(pause)
         with suppress(UnreachableError):
             jobs = queued([me()])
-            own = [job for (path, _), job in jobs.items() if path == str(script)]
+            own = [job for (path, _), job in jobs.items() if path == script]
             ids = {id.partition("_")[0] for job in own for id in (job.id, *job.behind)}
             return min(ids - {*known}, default="")
     raise _unreachable(words)

@@ -43,6 +43,8 @@ def main(argv: list[str]) -> int:
         "MASTER_ADDR": ranks.master_addr,
         "MASTER_PORT": str(ranks.master_port),
     }
+    if ranks.launcher == "slurm":  # submitit's local executor has named itself
+        os.environ["SUBMITIT_EXECUTOR"] = "hpctrain"  # which `submitit.JobEnvironment()` reads
     compile_cache.use(folder, os.environ)
     try:
         call = Call.read(folder)

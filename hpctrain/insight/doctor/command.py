@@ -29,6 +29,7 @@ from hpctrain.insight.doctor.finding import Finding, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
 from hpctrain.launch import function
+from hpctrain.runs.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (
@@ -142,7 +143,8 @@ def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, floa
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
-        job = function.submit(config, node_job.check, [asdict(asked), meeting], {}, here)
+        call = Call.of(node_job.check, [asdict(asked), meeting], {})
+        (job,) = function.submit(config, [call], here)
         # Standard output may be JSON.
         print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
         answers = job.answers()

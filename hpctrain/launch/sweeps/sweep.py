@@ -257,5 +257,5 @@ def _job_of(entry: Entry) -> RunJob:
     """Return the job of a run that was finished or under way before."""
     submission = entry.run.read().submission
     script, user = (Path(submission.script), submission.user) if submission else (None, None)
-    job, behind = (entry.job, entry.behind) if entry.task else ("", ())
-    return RunJob(entry.run, entry.config.metric, job, script, user, behind)
+    ids = [entry.job, *entry.behind] if entry.task else [""]
+    return RunJob(entry.run, entry.config.metric, ids, script, user)

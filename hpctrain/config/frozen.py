@@ -255,7 +255,8 @@ def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def executed(config: Config) -> list[str]:
     """Return in words what a training with this config executes of it."""
-    called = list(dict.fromkeys(targets(plain(config))))
+    ours = {*targets(Config().loop)}  # nobody has asked for it
+    called = list(dict.fromkeys(each for each in targets(plain(config)) if each not in ours))
     functions = [f"_target_ {few(called, _MOST)}"] if called else []
     return functions + ["the lines of site.setup"] * bool(config.site.setup)
 

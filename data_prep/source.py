@@ -79,7 +79,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class SampleBlock:
     """Consecutive samples of a piece: at least one sample, a few MB in all."""
 
     # The values of each field: an array (n, *shape), or for a variable-length field a `Ragged` or n
@@ -132,7 +132,7 @@ class BadRecords:
 
 
 @dataclass(frozen=True)
-class Source(ABC):
+class InputSource(ABC):
     """Base class of the converters' sources. Sources are sent to worker processes by pickle."""
 
     name: str  # the name of the command
@@ -155,11 +155,11 @@ class Source(ABC):
     own: str = ""  # the column that names the splits unless --split is given, or ""
 
     def split_files(self) -> Iterable[str]:
-        """Return all possible values of `Block.file`, to check `--split file:…` early."""
+        """Return all possible values of `SampleBlock.file`, to check `--split file:…` early."""
         return (file.path for piece in self.pieces for file in piece.files)
 
     @abstractmethod
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: Any, reading: BadRecords) -> Iterator[SampleBlock]:
         """Yield the samples of one piece, by its `what`; the same samples each time.
 
         Records that cannot be used are reported to `reading`. A file that cannot be read at all is

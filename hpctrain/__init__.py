@@ -4,15 +4,19 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.3.0.dev0"
-_API = ("submit", "train", "load_run", "submit_function")
+_API = {
+    **dict.fromkeys(("submit", "train", "load_run", "submit_function", "session"), "hpctrain.api"),
+    "Session": "hpctrain.engine.session",
+    "supervised": "hpctrain.engine.building.supervised",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the functions of `hpctrain.api` when they are first used."""
+    """Import what users name when it is first used."""
     if name == "errors":
         return import_module("hpctrain.errors")
     if name in _API:
-        return getattr(import_module("hpctrain.api"), name)
+        return getattr(import_module(_API[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -5,6 +5,7 @@ import hpctrain
 jobs = hpctrain.submit("experiment=digits", "optimizer.lr=1e-3,3e-3")   jobs of submitit
 hpctrain.train("experiment=digits")                                     here, in this process
 hpctrain.load_run("runs/digits-3fa92c1b").model()                       config, metrics, weights
+hpctrain.session("name=gan")                                             a loop of one's own
 hpctrain.submit_function(f, 1, 2, nodes=2)                              any importable function
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpctrain.engine.session import Session
     from hpctrain.launch.function import FunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
     from hpctrain.results.loaded import LoadedRun
@@ -100,6 +102,36 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
     if code == 130:
         raise KeyboardInterrupt(f"{run.name} has saved; the same call goes on from there")
     return outcome(run, config.metric)
+
+
+@contextmanager
+def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Session]:
+    """Open a session for a loop in this program; the `with` block is the loop of the run.
+
+    It is the same under `python`, `torchrun` and `srun`, and in a job of `submit_function`: the
+    program goes on from the last checkpoint when it is started again with the same overrides.
+
+    Args:
+        *overrides: As on the command line, such as "name=gan", "data.path=…".
+        config_dir: A folder with more configs, as `--config-dir`.
+
+    Raises:
+        ConfigError: An override is wrong, they give several runs, or this is another thread.
+        SystemExit: The run was stopped and has saved, or it has finished before.
+    """
+    from hpctrain.config.composing.compose_call import composed
+    from hpctrain.config.rules.own_loop import SCRIPT
+    from hpctrain.engine.job.here import session_here
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError("hpctrain.session must be called in the main thread, which gets signals")
+    began = time.monotonic()
+    with composed([f"loop._target_={SCRIPT}", *overrides], config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; a session has one")
+        config = call.composer.typed(call.runs[0])
+    with _private_files(), session_here(config, began) as made:
+        yield made
 
 
 def load_run(path: Folder) -> LoadedRun:

@@ -187,7 +187,7 @@ def _module(module: str, argv: list[str]) -> int:
 
 def _freeze(argv: list[str]) -> int:
     from hpctrain.config.composing.compose import compose, words
-    from hpctrain.runs.freeze import check, freeze
+    from hpctrain.launch.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
         raise ConfigError("freeze -m: freeze takes one run; -m alone freezes and submits several")

@@ -38,6 +38,10 @@ class ConfigError(HpctrainError):
     exit_code = 2
 
 
+class LoopError(ConfigError):
+    """A loop of one's own uses its session in another way than it can be used."""
+
+
 class MisfitError(ConfigError):
     """The weights of a checkpoint have other names or shapes than those of the model."""
 

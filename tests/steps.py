@@ -26,8 +26,8 @@ from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.timer import Timer
-from hpctrain.engine.session.exchange import Exchange
-from hpctrain.engine.session.stepping import Every, Stepping
+from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.schedule import Schedule
 from hpctrain.engine.supervised.step import TrainStep, Update

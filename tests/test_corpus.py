@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from hpctrain.base.names.run_record import Attempt, BestValue, Followed, RunRecord, Submission
+from hpctrain.base.names.run_record import AttemptRecord, BestValue, Followed, RunRecord, Submission
 from hpctrain.base.names.step_names import step_name
 from hpctrain.config.frozen import dump, load, values_of
 from hpctrain.config.gone import without_gone_keys
+from hpctrain.config.identity import run_path
 from hpctrain.data.shards.index import Index
 from hpctrain.insight.report.account.history import History
 from hpctrain.runs.checkpoints.manifest import Manifest
@@ -57,7 +58,7 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
         # What is new since then has its default, what has left had it; all else is as it was.
         before = without_gone_keys(values_of(run.config_file), run.config_file)
         assert _with(before, yaml.safe_load(dump(config))) == before
-        assert RunDir.of(config, run.read().data_digest).name == name
+        assert RunDir(run_path(config, run.read().data_digest), run.read().data_digest).name == name
         run.update()
         assert (runs / name / "run.json").read_bytes() == content
     record = RunRecord.of(runs / MADE)
@@ -71,7 +72,7 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert record.result["train/loss"] == math.inf
     assert (record.left_out, record.lowered_in) == (((3, 192),), ("12_3", 0))
     assert record.best_by_jobs == Followed(metric="val/loss", lower=True)
-    assert record.attempts[0] != Attempt()
+    assert record.attempts[0] != AttemptRecord()
     facts = Facts.read(runs / MADE)
     assert (facts.damage, math.isnan(facts.progress.metrics["val/loss"])) == ("", True)
     (found,) = recorded.read_all(runs / MADE)

@@ -40,7 +40,7 @@ from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.key import members
 from hpctrain.insight.doctor.command import settings
 from hpctrain.insight.translate.__main__ import main as translate
-from hpctrain.runs.freeze import check, freeze
+from hpctrain.launch.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
 from tests.conftest import ROOT, make_composer, runs

@@ -161,6 +161,29 @@ def test_data_prep_takes_only_the_format() -> None:
                 assert name.partition(".")[0] != "torch"
 
 
+def test_the_name_of_a_public_class_is_that_of_one_thing() -> None:
+    where: dict[str, list[str]] = {}
+    for module, file in FILES.items():
+        for node in tree(file).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, []).append(module)
+    assert {name: modules for name, modules in where.items() if len(modules) > 1} == {}
+
+
+def test_no_function_has_ten_arguments() -> None:
+    """But a model that a config describes, and the loader, which is written as torch's is."""
+    many = [
+        f"{module}:{node.lineno} {node.name}"
+        for module, file in FILES.items()
+        if room(module) != "models" and module != "hpctrain.data.loading.loader"
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for given in [[*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+        if len({one.arg for one in given} - {"self", "cls"}) >= 10
+    ]
+    assert many == []
+
+
 def test_a_name_that_only_its_module_uses_begins_with_an_underscore() -> None:
     """So a reader knows what a module offers to others, and what is free to change."""
     used: dict[str, set[Path]] = {}

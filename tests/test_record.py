@@ -26,6 +26,7 @@ from hpctrain.base.files.record import (
     written,
 )
 from hpctrain.base.names.run_record import ListedRun, Progress, RunRecord
+from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DamageError, DataError, HpctrainError
@@ -208,7 +209,7 @@ def test_files_of_older_and_newer_versions(
 def test_what_is_written_has_its_version(tmp_path: Path) -> None:
     assert "version" not in json.loads(written({"host": Part(step=3)}))
     run = RunDir(tmp_path / "run-00000001")
-    run.freeze(Config())
+    run.freeze(dump(Config()))
     assert json.loads((run.path / "run.json").read_bytes())["version"] == 1
 
 

@@ -24,6 +24,7 @@ from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
@@ -277,7 +278,7 @@ def test_a_frozen_config_holds_the_reference(
 
 
 def test_the_script_exports_by_reference(config: Config) -> None:
-    text = sbatch_script(config, Path("/sweep"), 1)
+    text = sbatch_script(JobRequest.of(config), Path("/sweep"), 1)
     assert 'export OTHER_TOKEN="${MY_API_TOKEN}"' in text
     assert TOKEN not in text
 

@@ -11,13 +11,13 @@ from data_prep.source import BLOCK_BYTES
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.ragged import Ragged
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
 
 
 def blocks(
-    layout: Layout, fields: Mapping[str, Field], start: int, stop: int
+    layout: ShardLayout, fields: Mapping[str, Field], start: int, stop: int
 ) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
     """Yield (first row, samples) for the rows `start` to `stop`, in blocks of a few MB."""
     fixed = sum(field.nbytes for field in fields.values() if not field.variable)
@@ -40,7 +40,7 @@ def blocks(
         start += count
 
 
-def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
+def span(layout: ShardLayout, name: str, field: Field, start: int, stop: int) -> Array | Ragged:
     """Return samples of a field: an array (n, *shape), or a `Ragged` if its length varies."""
     if field.variable:
         offsets = ends(layout, name, start, stop)
@@ -51,7 +51,7 @@ def span(layout: Layout, name: str, field: Field, start: int, stop: int) -> Arra
     return rows
 
 
-def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
+def ends(layout: ShardLayout, name: str, start: int, stop: int) -> Int64s:
     """Return where sample `start` begins and where the samples to `stop` end, (n + 1,)."""
     offsets = np.empty(stop - start + 1, np.int64)
     layout.rows[f"{name}/offsets"].copy(start, stop + 1, offsets)
@@ -59,13 +59,13 @@ def ends(layout: Layout, name: str, start: int, stop: int) -> Int64s:
     return offsets
 
 
-def check_offsets(layout: Layout, name: str, count: int) -> None:
+def check_offsets(layout: ShardLayout, name: str, count: int) -> None:
     """Check that the offsets of a variable-length field never go back."""
     for start in range(0, count, _BLOCK_SAMPLES):
         ends(layout, name, start, min(start + _BLOCK_SAMPLES, count))
 
 
-def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
+def some(layout: ShardLayout, name: str, field: Field, rows: Int64s) -> Array | list[Array]:
     """Return one field's samples in the order of `rows`.
 
     It is an array (n, *shape), or n arrays (length, *shape) for a variable-length field.
@@ -81,18 +81,18 @@ def some(layout: Layout, name: str, field: Field, rows: Int64s) -> Array | list[
     return found
 
 
-def _rows(layout: Layout, dataset: str, field: Field, rows: Int64s) -> Array:
+def _rows(layout: ShardLayout, dataset: str, field: Field, rows: Int64s) -> Array:
     return layout.rows[dataset].rows(rows).astype(field.dtype, copy=False)
 
 
-def _check_offsets(layout: Layout, name: str, offsets: Int64s) -> None:
+def _check_offsets(layout: ShardLayout, name: str, offsets: Int64s) -> None:
     """Check that offsets never decrease and do not go beyond the values."""
     inside = offsets[0] >= 0 and offsets[-1] <= layout.totals[f"{name}/values"]
     if not inside or (np.diff(offsets) < 0).any():
         raise DataError(f"shard {layout.path} is damaged: the offsets of {name!r} go back")
 
 
-def _values(layout: Layout, name: str, field: Field, start: int, stop: int) -> Array:
+def _values(layout: ShardLayout, name: str, field: Field, start: int, stop: int) -> Array:
     values = np.empty((stop - start, *field.shape), field.dtype)
     if stop > start:
         layout.rows[f"{name}/values"].copy(start, stop, values)
@@ -110,7 +110,7 @@ class OpenShard:
     def __init__(self, path: Path, shard: Shard, fields: Mapping[str, Field]) -> None:
         self.path, self.shard, self.fields = path, shard, fields
         with self._damage():
-            self._layout = Layout(path, shard, fields, mapped=False)
+            self._layout = ShardLayout(path, shard, fields, mapped=False)
 
     def check_offsets(self) -> None:
         """Read the offsets of the variable-length fields, and check them."""

@@ -55,7 +55,7 @@ class Inside:
             raise DataError(f"{path} {problem}")
 
 
-class Part(NamedTuple):
+class FileRange(NamedTuple):
     """The range `start` to `stop` of a file; `stop` 0 is the whole file."""
 
     path: str
@@ -63,14 +63,14 @@ class Part(NamedTuple):
     stop: int = 0
 
 
-class Found(NamedTuple):
+class FoundFiles(NamedTuple):
     """The files in the order of the sources, and the number of other files in the folders."""
 
     files: tuple[SourceFile, ...]
     ignored: int
 
 
-def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> Found:
+def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> FoundFiles:
     """Return files with any name, and those in folders whose names match one of the patterns."""
     files, ignored = list[SourceFile](), list[str]()
 
@@ -96,7 +96,7 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
         if path in seen:
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
-    return Found(tuple(files), len(ignored))
+    return FoundFiles(tuple(files), len(ignored))
 
 
 def scan(
@@ -146,10 +146,10 @@ def scan(
         raise DataError(f"{where} cannot be read: {error.strerror}") from None
 
 
-def pieces(parts: Iterable[tuple[Part, SourceFile, int]], nbytes: int) -> list[Piece]:
+def pieces(parts: Iterable[tuple[FileRange, SourceFile, int]], nbytes: int) -> list[Piece]:
     """Join parts into pieces of about `nbytes`; each comes with its file and its bytes of data."""
     joined: list[Piece] = []
-    group: list[Part] = []
+    group: list[FileRange] = []
     files: dict[str, SourceFile] = {}
     size = 0
     for part, file, more in parts:
@@ -170,7 +170,7 @@ def ranges(total: int, step: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + step, total)
 
 
-def lines_of(part: Part) -> tuple[int, int]:
+def lines_of(part: FileRange) -> tuple[int, int]:
     """Return the bytes, from and to, of the lines that begin in a part.
 
     A file may be cut at any bytes: each of its lines is in exactly one part.

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
 
-from data_prep.formats.files import Part, lines_of
+from data_prep.formats.files import FileRange, lines_of
 from data_prep.libraries import library
 from data_prep.source import BLOCK_BYTES, SourceFile
 from hpctrain.errors import ConfigError, DataError, about
@@ -25,7 +25,7 @@ GROWTH = {".gz": 3.0, ".zst": 3.5}
 
 
 @contextmanager
-def opened(part: Part) -> Iterator[BinaryIO]:
+def opened(part: FileRange) -> Iterator[BinaryIO]:
     """Yield the decompressed bytes of a file, from the first line of a part on; see `lines_of`."""
     packing = PurePath(part.path).suffix
     SourceFile.of(part.path)
@@ -69,7 +69,7 @@ def open_parquet(path: str) -> Iterator[Any]:
 
 
 def parquet_rows(
-    table: Any, part: Part, columns: Sequence[str], most: int = ROWS
+    table: Any, part: FileRange, columns: Sequence[str], most: int = ROWS
 ) -> Iterator[tuple[Any, int]]:
     """Yield each batch of some row groups, about a block, with the number of rows before it."""
     of = range(part.start, part.stop or table.num_row_groups)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.source import BLOCK_BYTES, Block
+from data_prep.source import BLOCK_BYTES, SampleBlock
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
@@ -134,7 +134,7 @@ def fit_all(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str,
     return sample
 
 
-class Samples:
+class SampleCollector:
     """Collects samples of a file into blocks.
 
     If they have no keys (`keyed`), their content decides the split, or values of a column
@@ -184,13 +184,13 @@ class Samples:
         self._column.append(column)
         self._bytes += _RECORD_BYTES
 
-    def take(self) -> Block:
+    def take(self) -> SampleBlock:
         """Return the samples (at least one) as a block, and begin the next block."""
         values = {
             name: found if isinstance(found, list) else found[: len(self)]
             for name, found in self._values.items()
         }
-        block = Block(
+        block = SampleBlock(
             values,
             keys=self._keys if self._keyed else None,
             column=self._column if self._columned else None,

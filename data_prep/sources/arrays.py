@@ -50,12 +50,12 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats.arrays.array_base import Where
-from data_prep.formats.arrays.array_columns import Column, OpenColumn, Part, open_parts
+from data_prep.formats.arrays.array_columns import ArrayColumn, ArrayPart, OpenColumn, open_parts
 from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
 from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BLOCK_BYTES, BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByColumn
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import DTYPES
@@ -77,15 +77,15 @@ files=FILE* : path
 """
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the arrays that the command line names."""
     more = {"axes": args.axis, "casts": args.cast, "unwritten": args.unwritten}
     return arrays(args.files, args.field, options, **more)
 
 
 @dataclass(frozen=True)
-class _Arrays(Source):
-    data: tuple[Column, ...] = ()
+class _Arrays(InputSource):
+    data: tuple[ArrayColumn, ...] = ()
     step: int = 1
     column: str = ""
 
@@ -93,8 +93,8 @@ class _Arrays(Source):
         """Return the files of the first field."""
         return (part.where.path for part in self.data[0].parts)
 
-    def read(self, what: tuple[int, int], reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: tuple[int, int], reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         with ExitStack() as stack:
             columns = [OpenColumn(column) for column in self.data]
             for column in columns:
@@ -111,8 +111,8 @@ class _Arrays(Source):
                     start = stop
 
     def _block(
-        self, columns: list[OpenColumn], part: Part, start: int, stop: int, reading: BadRecords
-    ) -> Iterator[Block]:
+        self, columns: list[OpenColumn], part: ArrayPart, start: int, stop: int, reading: BadRecords
+    ) -> Iterator[SampleBlock]:
         good = np.ones(stop - start, bool)
         values: dict[str, Array | list[Array]] = {}
         for column in columns:
@@ -130,7 +130,7 @@ class _Arrays(Source):
                 for name, found in values.items()
             }
         if len(kept):
-            yield Block(
+            yield SampleBlock(
                 values,
                 column=self._splits(values),
                 file=part.where.path,
@@ -156,7 +156,7 @@ def arrays(
     axes: Sequence[str] = (),
     casts: Sequence[str] = (),
     unwritten: Sequence[str] = (),
-) -> Source:
+) -> InputSource:
     """Make a source of arrays with the same number of samples."""
     wheres, notes = addresses(files, named)
     axis_of = _by_field("--axis", axes, wheres, "K")
@@ -228,7 +228,7 @@ def _dtype(text: str) -> str:
     return text
 
 
-def _count(columns: Sequence[Column]) -> int:
+def _count(columns: Sequence[ArrayColumn]) -> int:
     """Return the number of samples, after checking that it is the same in all fields."""
     first, *others = (
         (column.ends[-1], few((part.where for part in column.parts), 1)) for column in columns
@@ -242,7 +242,7 @@ def _count(columns: Sequence[Column]) -> int:
     return first[0]
 
 
-def _about(column: Column) -> dict[str, Any]:
+def _about(column: ArrayColumn) -> dict[str, Any]:
     """Return the origin of a field and how its numbers were converted, as JSON."""
     first, last = (
         str(Where(str(Path(part.where.path).absolute()), part.where.key))
@@ -257,7 +257,7 @@ def _about(column: Column) -> dict[str, Any]:
 
 
 def _source_files(
-    columns: Sequence[Column], ends: Sequence[tuple[int, int]]
+    columns: Sequence[ArrayColumn], ends: Sequence[tuple[int, int]]
 ) -> Iterator[tuple[SourceFile, ...]]:
     """Yield for each piece the files that it is read from."""
     known: dict[str, SourceFile] = {}

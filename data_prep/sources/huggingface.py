@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.images import pixels
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.opening import ROWS, naming, one_line, pyarrow
@@ -33,11 +33,11 @@ from data_prep.formats.samples import Unusable
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, listed
 from data_prep.formats.tables.columns import Column, Taken
-from data_prep.formats.tables.csv_files import Rows
+from data_prep.formats.tables.csv_files import RowBatch
 from data_prep.libraries import library
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BLOCK_BYTES, BadRecords, Block, Piece, Source, SourceFile
-from data_prep.sources.table import Table
+from data_prep.source import BLOCK_BYTES, BadRecords, InputSource, Piece, SampleBlock, SourceFile
+from data_prep.sources.table import TableSource
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
@@ -151,17 +151,17 @@ def _image(name: str, item: Any, pixels: Pixels, field: Field | None = None) -> 
 
 
 @dataclass(frozen=True)
-class _HuggingFace(Table):
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+class _HuggingFace(TableSource):
+    def read(self, what: Any, reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         split, path = what
-        return self.rows([Part(path)], reading, split if self.column == SPLIT else "")
+        return self.rows([FileRange(path)], reading, split if self.column == SPLIT else "")
 
-    def _rows_of(self, part: Part, names: Sequence[str]) -> Iterator[Rows]:
+    def _rows_of(self, part: FileRange, names: Sequence[str]) -> Iterator[RowBatch]:
         return _rows_of(part.path, names)
 
 
-def _rows_of(path: str, names: Sequence[str]) -> Iterator[Rows]:
+def _rows_of(path: str, names: Sequence[str]) -> Iterator[RowBatch]:
     """Yield the rows of an Arrow stream in batches of a few MB."""
     pa, first = pyarrow(), 1
     SourceFile.of(path)
@@ -171,13 +171,13 @@ def _rows_of(path: str, names: Sequence[str]) -> Iterator[Rows]:
                 batch = tables.checked(batch, names)
                 count = max(1, min(ROWS, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes)))
                 for start in range(0, batch.num_rows, count):
-                    yield Rows(batch.slice(start, count), partial(add, first + start))
+                    yield RowBatch(batch.slice(start, count), partial(add, first + start))
                 first += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as Arrow: {one_line(error)}") from None
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the rows of a saved data set."""
     saved, images = _load(args.folder), Pixels.of(args, mode="")
     choice = ColumnChoice(listed(args.columns), listed(args.drop), cast=pairs("--cast", args.cast))

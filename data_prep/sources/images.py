@@ -29,9 +29,9 @@ from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
 from data_prep.formats.images.labelled import classes as read_classes
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable
+from data_prep.formats.samples import SampleCollector, Unusable
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.errors import ConfigError, DataError
@@ -59,16 +59,16 @@ EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)
-class _ImageSource(Source):
+class _ImageSource(InputSource):
     pixels: Pixels = field(default_factory=Pixels)
     root: str = ""
     singly: bool = False  # the split is by file, so each block has one image
 
-    def read(self, what: Labelled, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: Labelled, reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         for problem in what.problems:
             reading.bad(*problem)
-        samples = Samples(self.fields, self.root, columned=bool(what.column))
+        samples = SampleCollector(self.fields, self.root, columned=bool(what.column))
         shape = None if self.pixels.encoded else self.fields["image"]
         for i, file in enumerate(what):
             record = what.records[i] if what.records else ""
@@ -82,7 +82,7 @@ class _ImageSource(Source):
                 sample["label"] = np.array(what.labels[i])
             name = what.names[i]
             if self.singly:
-                samples = Samples(self.fields, file.path, columned=bool(what.column))
+                samples = SampleCollector(self.fields, file.path, columned=bool(what.column))
             samples.add(sample, name, os.fsencode(name), what.column[i] if what.column else "")
             if samples.full or self.singly:
                 yield samples.take()
@@ -90,7 +90,7 @@ class _ImageSource(Source):
             yield samples.take()
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return image files with their labels."""
     path, labels, pixels = args.source, not args.no_labels, Pixels.of(args)
     if args.classes and not labels:

@@ -40,7 +40,7 @@ from data_prep.formats.files import ranges
 from data_prep.formats.tables.column_choice import listed
 from data_prep.formats.user_code import SPLIT, Code, check_same, file_of, parts_of, place_of
 from data_prep.options import VARIABLE, Options, pairs, writing
-from data_prep.source import BadRecords, Piece, Source, SourceFile
+from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError
 
@@ -69,7 +69,7 @@ class _Python(Stream):
             yield Encoded(record, partial(self.code.sample, values))
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the samples that Python code gives."""
     given, pieces = _values(args.arg), args.pieces
     if pieces is not None and pieces < 1:

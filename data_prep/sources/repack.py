@@ -26,13 +26,13 @@ import numpy as np
 from data_prep.datasets.shards import blocks, some
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile, readable
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile, readable
 from hpctrain.data.samplers import permutation
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.shard import digest_file
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import ConfigError, DataError
 
@@ -69,7 +69,7 @@ class _Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Repack(Source):
+class _Repack(InputSource):
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()
@@ -80,14 +80,14 @@ class _Repack(Source):
     seed: int | None = None  # seed of the random order; None keeps the order of the source
     bytes_each: int = 1  # approximate bytes of a sample
 
-    def read(self, what: _Part, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: _Part, reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         for number in what.owned:
             self._verify(number)
         touched: set[int] = set()
 
         @lru_cache(OPEN)
-        def opened(number: int) -> Layout:
+        def opened(number: int) -> ShardLayout:
             touched.add(number)
             return self._open(number)
 
@@ -101,8 +101,8 @@ class _Repack(Source):
             self.files[number].check()
 
     def _in_order(
-        self, what: _Part, first: int, ends: Int64s, opened: Callable[[int], Layout]
-    ) -> Iterator[Block]:
+        self, what: _Part, first: int, ends: Int64s, opened: Callable[[int], ShardLayout]
+    ) -> Iterator[SampleBlock]:
         at = what.start
         for number in range(int(np.searchsorted(ends, at, side="right")), len(ends)):
             shard = self.shards[first + number]
@@ -116,8 +116,8 @@ class _Repack(Source):
             at = end
 
     def _shuffled(
-        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], Layout]
-    ) -> Iterator[Block]:
+        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], ShardLayout]
+    ) -> Iterator[SampleBlock]:
         order, step = Order(int(ends[-1]), seed), max(1, _SHUFFLED_BYTES // self.bytes_each)
         for start in range(what.start, what.stop, step):
             samples = order(what.group, np.arange(start, min(start + step, what.stop)))
@@ -141,8 +141,8 @@ class _Repack(Source):
                         values[name][place] = sequence
             yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
 
-    def _block(self, shards: Sequence[Shard], rows: Int64s, values: Any) -> Block:
-        return Block(
+    def _block(self, shards: Sequence[Shard], rows: Int64s, values: Any) -> SampleBlock:
+        return SampleBlock(
             values,
             column=[shard.split for shard in shards],
             file=self._path(shards[0]),
@@ -152,10 +152,10 @@ class _Repack(Source):
     def _path(self, shard: Shard) -> str:
         return f"{self.folder}/{shard.path}"
 
-    def _open(self, number: int) -> Layout:
+    def _open(self, number: int) -> ShardLayout:
         self.files[number].check()
         shard = self.shards[number]
-        return Layout(Path(self._path(shard)), shard, dict(self.stored), mapped=False)
+        return ShardLayout(Path(self._path(shard)), shard, dict(self.stored), mapped=False)
 
     def _verify(self, number: int) -> None:
         path, listed = self._path(self.shards[number]), self.shards[number].digest
@@ -167,7 +167,7 @@ class _Repack(Source):
             )
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the samples of a data set."""
     src, seed, keep = args.src, args.shuffle, args.keep
     index = Index.load(src)
@@ -246,7 +246,7 @@ def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) ->
         elements = sum(shard.elements[name] for shard in known)
         if not known:  # the index does not have the numbers: take the average of the first shard
             known = [shards[0]]
-            layout = Layout(src / known[0].path, known[0], {name: field}, mapped=False)
+            layout = ShardLayout(src / known[0].path, known[0], {name: field}, mapped=False)
             elements = layout.totals[f"{name}/values"]
         size += field.nbytes * elements / sum(shard.count for shard in known) + 8
     return math.ceil(size)

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats import files
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.opening import is_utf8
 from data_prep.formats.text import tokens
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.libraries import library
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import Fractions
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
@@ -54,7 +54,7 @@ def prepare(args: argparse.Namespace) -> None:
     args.split = args.split or SPLITS[args.name]
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the data set that the command line names."""
     if args.train_bpe is not None and args.name != "stdlib":
         raise ConfigError(f"--train-bpe is of `sample stdlib`, not of `sample {args.name}`")
@@ -62,15 +62,17 @@ def source(args: argparse.Namespace, options: Options) -> Source:
 
 
 @dataclass(frozen=True)
-class _Digits(Source):
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+class _Digits(InputSource):
+    def read(self, what: Any, reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         image, label = _digits()
         # The image decides the split, so equal images are in the same split.
-        yield Block({"image": image, "label": label}, keys=[sample.tobytes() for sample in image])
+        yield SampleBlock(
+            {"image": image, "label": label}, keys=[sample.tobytes() for sample in image]
+        )
 
 
-def digits(options: Options) -> Source:
+def digits(options: Options) -> InputSource:
     """Make a source of scikit-learn's digits."""
     image, label = _digits()
     return _Digits(
@@ -91,12 +93,12 @@ def _digits() -> tuple[Array, Array]:
 
 
 @dataclass(frozen=True)
-class _Stdlib(Source):
+class _Stdlib(InputSource):
     folder: str = ""
     tokenizer: Tokenizer | None = None
 
-    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         found = ((path, Path(self.folder, path).read_bytes()) for path, *_ in what)
         documents = ((path.encode(), text) for path, text in found if text and is_utf8(text))
         while some := list(islice(documents, _DOCUMENTS)):
@@ -104,10 +106,12 @@ class _Stdlib(Source):
             values: dict[str, Any] = {"text": [*map(_bytes, texts)], "path": [*map(_bytes, paths)]}
             if self.tokenizer is not None:
                 values["tokens"] = self.tokenizer.encode([text.decode() for text in texts])
-            yield Block(values, keys=paths)
+            yield SampleBlock(values, keys=paths)
 
 
-def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None = None) -> Source:
+def stdlib(
+    options: Options, folder: Path | None = None, vocabulary: int | None = None
+) -> InputSource:
     """Make a source of the standard library's .py files; each non-empty file is a document."""
     folder = folder or Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py"))
@@ -115,7 +119,7 @@ def stdlib(options: Options, folder: Path | None = None, vocabulary: int | None 
     if not paths:
         raise DataError(f"there are no .py files under {folder}: this Python has no source")
     found = [SourceFile.of(folder / path) for path in paths]
-    parts = [(Part(path), file, file.size) for path, file in zip(paths, found, strict=True)]
+    parts = [(FileRange(path), file, file.size) for path, file in zip(paths, found, strict=True)]
     pieces = files.pieces(parts, options.shard_bytes)
     fields = {"text": Field("uint8", variable=True), "path": Field("uint8", variable=True)}
     made = _Stdlib(

@@ -6,9 +6,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import Samples, Unusable, fields_of, fit_all, is_name, text_of
+from data_prep.formats.samples import (
+    SampleCollector,
+    Unusable,
+    fields_of,
+    fit_all,
+    is_name,
+    text_of,
+)
 from data_prep.options import Options
-from data_prep.source import BadRecords, Block, Source
+from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn
 from hpctrain.errors import DataError
 
@@ -23,7 +30,7 @@ class Encoded(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Stream(Source):
+class Stream(InputSource):
     """A source of samples that are decoded one by one."""
 
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
@@ -36,11 +43,11 @@ class Stream(Source):
     def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
         """Yield the samples of a piece, whose `what` is these two: the file is for messages."""
 
-    def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         file, inside = what
         by_field = self.column in self.fields and self.column != self.own
-        samples = Samples(self.fields, file, keyed=self.keyed, columned=bool(self.column))
+        samples = SampleCollector(self.fields, file, keyed=self.keyed, columned=bool(self.column))
         for record, decode, key in self.encoded(file, inside, reading):
             try:
                 values, split = decode()

@@ -32,14 +32,14 @@ from typing import Any
 import numpy as np
 
 from data_prep.formats import files
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, Taken, plain
-from data_prep.formats.tables.csv_files import Csv, Rows
+from data_prep.formats.tables.csv_files import Csv, RowBatch
 from data_prep.options import Options, pairs, writing
-from data_prep.source import BadRecords, Block, Source
+from data_prep.source import BadRecords, InputSource, SampleBlock
 from hpctrain.data.shards.field import Field
 from hpctrain.errors import ConfigError, DataError
 
@@ -69,18 +69,20 @@ sources=SRC+ : path
 
 
 @dataclass(frozen=True)
-class Table(Source):
+class TableSource(InputSource):
     """See the module."""
 
     fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     csv: Csv = field(default_factory=Csv)
     column: str = ""
 
-    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         return self.rows(what, reading)
 
-    def rows(self, parts: Sequence[Part], reading: BadRecords, split: str = "") -> Iterator[Block]:
+    def rows(
+        self, parts: Sequence[FileRange], reading: BadRecords, split: str = ""
+    ) -> Iterator[SampleBlock]:
         """Yield the rows of some parts; `split` is the value of the split column, if it has one."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
@@ -94,12 +96,12 @@ class Table(Source):
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
-    def _rows_of(self, part: Part, names: Sequence[str]) -> Iterator[Rows]:
+    def _rows_of(self, part: FileRange, names: Sequence[str]) -> Iterator[RowBatch]:
         return tables.rows_of(part, names, self.csv)
 
     def _blocks(
-        self, rows: Rows, columns: Sequence[Column], path: str, reading: BadRecords, split: str
-    ) -> Iterator[Block]:
+        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords, split: str
+    ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
         by_value = self.column and not split
@@ -124,7 +126,7 @@ class Table(Source):
         texts = [split] * len(kept) if self.column else None
         if by_value:
             texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
-        yield Block(
+        yield SampleBlock(
             values,
             column=texts,
             file=path,
@@ -132,7 +134,7 @@ class Table(Source):
         )
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the rows of tables."""
     if len(args.delimiter.encode()) > 1:
         raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
@@ -177,7 +179,7 @@ def source(args: argparse.Namespace, options: Options) -> Source:
             if set(name) & set(";|\t") and name not in options.rename:
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
     parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
-    return Table(
+    return TableSource(
         name="table",
         fields=fields,
         pieces=files.pieces(parts, options.shard_bytes),

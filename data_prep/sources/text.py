@@ -28,12 +28,12 @@ from itertools import groupby
 from pathlib import Path
 
 from data_prep.formats import files
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.text import documents, tokens
 from data_prep.formats.text.documents import Document
 from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, Block, Piece, Source, SourceFile
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByFile
 from hpctrain.data.shards.field import Field
 from hpctrain.errors import ConfigError
@@ -70,10 +70,10 @@ sources=SRC+ : path
 class _Corpus:
     """The files with documents, and how they are read."""
 
-    found: files.Found
-    reader: documents.Reader
+    found: files.FoundFiles
+    reader: documents.DocumentReader
 
-    def parts(self, nbytes: int) -> Iterator[tuple[Part, SourceFile, int]]:
+    def parts(self, nbytes: int) -> Iterator[tuple[FileRange, SourceFile, int]]:
         """Yield all parts, each with its file and the approximate bytes of its text."""
         for file in self.found.files:
             for part, size in self.reader.parts(file, nbytes):
@@ -94,13 +94,13 @@ class _Corpus:
 
 
 @dataclass(frozen=True)
-class _Text(Source):
-    reader: documents.Reader = field(default_factory=documents.Reader)
+class _Text(InputSource):
+    reader: documents.DocumentReader = field(default_factory=documents.DocumentReader)
     tokenizer: Tokenizer = field(default_factory=tokens.of_bytes)
     by_file: bool = False
 
-    def read(self, what: Sequence[Part], reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         for _, parts in groupby(what, lambda part: part.path if self.by_file else ""):
             found, size = list[Document](), 0
             for part in parts:
@@ -113,9 +113,9 @@ class _Text(Source):
             if found:
                 yield self._block(found, part.path)
 
-    def _block(self, found: list[Document], file: str) -> Block:
+    def _block(self, found: list[Document], file: str) -> SampleBlock:
         texts = [document.text for document in found]
-        return Block(
+        return SampleBlock(
             {"tokens": self.tokenizer.encode(texts)},
             keys=[text.encode() for text in texts],
             column=[document.column for document in found],
@@ -123,11 +123,11 @@ class _Text(Source):
         )
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return documents as tokens."""
     if args.eod and (args.train_bpe is not None or args.tokenizer == "bytes"):
         raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
-    reader = documents.Reader(args.documents == "lines", args.text_column, options.column)
+    reader = documents.DocumentReader(args.documents == "lines", args.text_column, options.column)
     found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
     corpus = _Corpus(found, reader)
     if args.train_bpe is not None:

@@ -32,7 +32,7 @@ from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, writing
-from data_prep.source import BadRecords, Piece, Source, SourceFile
+from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.errors import ConfigError, DataError
 
@@ -96,7 +96,7 @@ class _WebDataset(Stream):
         return values, ""
 
 
-def source(args: argparse.Namespace, options: Options) -> Source:
+def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return the samples of tar files; each tar is a piece."""
     pixels, tars = Pixels.of(args), _tars(args.tars)
     files = [SourceFile.of(tar) for tar in tars]

@@ -32,7 +32,7 @@ from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.split import ByFile, parse_split
-from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.commit import PARTIAL, storage_error
 from hpctrain.data.shards.field import Field, check_name
@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> None:
         )
     work = Survey(folder, paths, sources, counts, splits, schema)
     nbytes = sum(source.size for source in sources)
-    with Progress(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
+    with ProgressBar(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
         looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
     found = [looked[number] for number in range(len(paths))]
     index = Index(

@@ -14,7 +14,7 @@ from data_prep.datasets.shards import OpenShard
 from data_prep.show import console
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
-from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.shard import digest_file
@@ -54,7 +54,7 @@ def verify(
     index, shards = data.index, data.index.shards
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
     task, numbers = _Task(data, group).look, range(len(shards))
-    with Progress(samples, nbytes, quiet=quiet) as progress:
+    with ProgressBar(samples, nbytes, quiet=quiet) as progress:
         found = dict(processes.run(task, numbers, workers, progress.advance))
     looks, groups = [found[number] for number in numbers], Groups(group)
     for look in looks:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from data_prep.source import BadRecords, Block, Source
+from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.data.shards.field import check_name
 from hpctrain.data.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
@@ -21,12 +21,12 @@ Rows = Mapping[str, Array | Ragged]
 class BlockSamples:
     """Some or all samples of a block."""
 
-    block: Block  # the block
+    block: SampleBlock  # the block
     rows: Rows  # the values of the samples, field by field, as the schema says
     which: Int64s  # the position of each sample in the block, (n,)
 
     @classmethod
-    def of(cls, block: Block, source: Source) -> "BlockSamples":
+    def of(cls, block: SampleBlock, source: InputSource) -> "BlockSamples":
         """Return all samples of a block."""
         try:
             rows = {

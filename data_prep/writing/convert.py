@@ -25,15 +25,15 @@ from data_prep import processes
 from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.show.console import size
-from data_prep.source import Source
+from data_prep.source import InputSource
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
-from data_prep.writing.job import WAIT_S, Job
+from data_prep.writing.job import WAIT_S, Conversion
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
-from data_prep.writing.records import Plan
+from data_prep.writing.records import ConversionPlan
 from data_prep.writing.renamed import renamed
 from data_prep.writing.split import ByColumn, ByFile, Fractions
-from hpctrain.base.terminal.progress_bar import Progress as ProgressBar
+from hpctrain.base.terminal.progress_bar import ProgressBar as ProgressBar
 from hpctrain.data.shards import commit
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.index import Index
@@ -41,7 +41,7 @@ from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
-def convert(source: Source, out: Path, options: Options) -> Index | None:
+def convert(source: InputSource, out: Path, options: Options) -> Index | None:
     """Write `source` into the folder `out`, unless `out` already holds the same data set.
 
     Return the index; None when only a part was written.
@@ -59,7 +59,7 @@ def convert(source: Source, out: Path, options: Options) -> Index | None:
     commit.settle(out, wait=WAIT_S if parts else 0)
     if (found := _finished(out, plan, options)) is not None:
         return found
-    with _folder(out), Job(out, shared=parts) as job:
+    with _folder(out), Conversion(out, shared=parts) as job:
         if (found := _finished(out, plan, options)) is not None:
             return found  # another process has finished it before this one got the lock
         job.begin(plan, overwrite=options.overwrite)
@@ -89,7 +89,7 @@ def _folder(out: Path) -> Iterator[None]:
                 folder.rmdir()
 
 
-def _do(converter: Converter, job: Job) -> None:
+def _do(converter: Converter, job: Conversion) -> None:
     """Write the pieces that are missing: all of them, or those of this part."""
     source, options, total = converter.source, converter.options, job.plan.pieces
     share = range(total) if options.part is None else job.plan.share(options.part[0])
@@ -116,13 +116,13 @@ def _do(converter: Converter, job: Job) -> None:
 
 
 def _progress(
-    source: Source, numbers: Sequence[int], options: Options, label: str = ""
+    source: InputSource, numbers: Sequence[int], options: Options, label: str = ""
 ) -> ProgressBar:
     nbytes = sum(source.pieces[number].bytes for number in numbers)
     return ProgressBar(None, nbytes, label=label, quiet=options.quiet)
 
 
-def _is_last(job: Job, options: Options) -> bool:
+def _is_last(job: Conversion, options: Options) -> bool:
     """Return whether this part must put all parts together: no other part is left or running."""
     assert options.part is not None
     part, parts = options.part
@@ -141,7 +141,7 @@ def _is_last(job: Job, options: Options) -> bool:
     return False
 
 
-def _check_split(source: Source, options: Options) -> None:
+def _check_split(source: InputSource, options: Options) -> None:
     """Check that the source has what --split, --group and --stratify need."""
     split, group, fields = options.split, options.group, source.fields
     by_column = split.column if isinstance(split, ByColumn) else ""
@@ -177,7 +177,7 @@ def _check_split(source: Source, options: Options) -> None:
         raise ConfigError(f"--stratify needs fractions to split by; --split is {split}")
 
 
-def _check_apart(source: Source, out: Path) -> None:
+def _check_apart(source: InputSource, out: Path) -> None:
     """Check that neither OUT nor the source is inside of the other."""
     target = out.resolve()
     files = (file for piece in source.pieces for file in piece.files)
@@ -189,7 +189,7 @@ def _check_apart(source: Source, out: Path) -> None:
             raise ConfigError(f"{folder} is read, and OUT, {out}, is inside of it; give another")
 
 
-def _plan(source: Source, options: Options) -> Plan:
+def _plan(source: InputSource, options: Options) -> ConversionPlan:
     files = list(dict.fromkeys(file for piece in source.pieces for file in piece.files))
     identity = {
         "name": source.name,
@@ -201,7 +201,7 @@ def _plan(source: Source, options: Options) -> Plan:
     }
     content = json.dumps(identity, sort_keys=True).encode()
     fingerprint = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return Plan(
+    return ConversionPlan(
         fingerprint=fingerprint,
         pieces=len(source.pieces),
         splits=list(options.split.names),
@@ -227,7 +227,7 @@ def _plan(source: Source, options: Options) -> Plan:
     )
 
 
-def _finished(out: Path, plan: Plan, options: Options) -> Index | None:
+def _finished(out: Path, plan: ConversionPlan, options: Options) -> Index | None:
     """Return the index of the data set in `out` if it is the one that the plan describes."""
     index = _existing(out)
     if index is None:
@@ -283,7 +283,7 @@ def _damage(index: Index, out: Path) -> str:
     return ""
 
 
-def _check_room(source: Source, todo: list[int], out: Path) -> None:
+def _check_room(source: InputSource, todo: list[int], out: Path) -> None:
     needed = sum(source.pieces[number].bytes for number in todo)
     free = shutil.disk_usage(out).free
     if needed > free:

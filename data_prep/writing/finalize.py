@@ -16,8 +16,8 @@ import numpy as np
 import hpctrain
 from data_prep.show.console import size
 from data_prep.source import BadRecord
-from data_prep.writing.job import JOB, Job
-from data_prep.writing.records import Plan, Result
+from data_prep.writing.job import JOB, Conversion
+from data_prep.writing.records import ConversionPlan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.terminal.terminal import few
@@ -32,7 +32,7 @@ BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
 SHOWN = 3  # problems or parts that a message lists
 
 
-def finalize(job: Job) -> Index:
+def finalize(job: Conversion) -> Index:
     """Put the pieces of a job together."""
     plan, out = job.plan, job.out
     missing = sorted(set(range(plan.pieces)) - job.pieces.done())
@@ -119,7 +119,7 @@ def finalize_parts(out: Path) -> Index:
     """Put the parts in a folder together, unless that has been done already."""
     settle(out)
     if (out / PARTIAL / JOB).exists():
-        with Job(out) as job:
+        with Conversion(out) as job:
             if job.load():
                 return finalize(job)
     try:
@@ -173,7 +173,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
-def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
+def _missing(plan: ConversionPlan, out: Path, missing: list[int]) -> str:
     gone = set(missing)
     parts = [part for part in range(1, plan.parts + 1) if gone & set(plan.share(part))]
     what = f"{out}: {len(missing)} of {plan.pieces} pieces are missing"
@@ -184,7 +184,7 @@ def _missing(plan: Plan, out: Path, missing: list[int]) -> str:
     return f"{what}: {which} not done; {plan.command} --part {parts[0]}/{plan.parts}"
 
 
-def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:
+def _named(job: Conversion, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:
     """Return the shards by split, in the order of the pieces, and the present path of each."""
     found: dict[str, list[tuple[int, Shard]]] = {split: [] for split in job.plan.splits}
     for number, result in enumerate(results):
@@ -198,7 +198,7 @@ def _named(job: Job, results: list[Result]) -> tuple[list[Shard], dict[str, str]
     return shards, moves
 
 
-def _beside(job: Job) -> dict[str, str]:
+def _beside(job: Conversion) -> dict[str, str]:
     """Write the files that stand beside the shards; return the digest of each."""
     digests = {}
     for name, content in job.plan.beside.items():

@@ -19,7 +19,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from data_prep.writing.records import Plan, Result, as_json, load
+from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
 from hpctrain.data.shards import commit
 from hpctrain.data.shards.commit import PARTIAL, storage_error
@@ -119,20 +119,20 @@ class JobFolder:
         return self.folder / PIECES / f"{number:05d}"
 
 
-def begun(out: Path) -> Plan | None:
+def begun(out: Path) -> ConversionPlan | None:
     """Return the plan of the conversion that was begun in `out`, or None."""
     try:
-        return load(Plan, out / PARTIAL / JOB, 2)
+        return load(ConversionPlan, out / PARTIAL / JOB, 2)
     except FileNotFoundError:
         return None
     except DataError as error:
         raise DataError(f"{error}; remove {out / PARTIAL} to begin anew") from None
 
 
-class Job:
+class Conversion:
     """An unfinished conversion; it is locked against other writers until it is closed."""
 
-    plan: Plan
+    plan: ConversionPlan
     pieces: JobFolder
 
     def __init__(self, out: Path, *, shared: bool = False) -> None:
@@ -143,7 +143,7 @@ class Job:
         except OSError as error:
             raise storage_error(out, error) from None
 
-    def begin(self, plan: Plan, *, overwrite: bool = False) -> None:
+    def begin(self, plan: ConversionPlan, *, overwrite: bool = False) -> None:
         """Begin a job, or continue it if it has been begun here."""
         try:
             found = begun(self.out)
@@ -163,7 +163,7 @@ class Job:
         except OSError as error:
             raise storage_error(self.out, error) from None
 
-    def _make_room(self, found: Plan | None, overwrite: bool) -> None:
+    def _make_room(self, found: ConversionPlan | None, overwrite: bool) -> None:
         """Remove the pieces of another job, if that is allowed."""
         if self._shared and found is not None:
             raise DataError(

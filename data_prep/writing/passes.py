@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from data_prep import processes
 from data_prep.options import Options
 from data_prep.processes import Progress
-from data_prep.writing.job import CHOICE, LOOK, Job
+from data_prep.writing.job import CHOICE, LOOK, Conversion
 from data_prep.writing.piece import Converter
 from data_prep.writing.split import Fractions
 from hpctrain.data.samplers.groups import divide
@@ -28,7 +28,7 @@ class GroupError(DataError):
 Look = dict[str, NDArray[Any]]  # what `Converter.look` has written of a piece
 
 
-def choose(converter: Converter, job: Job, progress: Progress) -> None:
+def choose(converter: Converter, job: Conversion, progress: Progress) -> None:
     """Look at all pieces, and write the choice for the samples of each piece into the job's folder.
 
     Of equal samples the first one in the order of the source is kept.

@@ -15,7 +15,7 @@ import xxhash
 
 from data_prep.options import Options
 from data_prep.processes import Progress
-from data_prep.source import BadRecords, Source
+from data_prep.source import BadRecords, InputSource
 from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
 from data_prep.writing.job import CHOICE, LOOK, JobFolder
 from data_prep.writing.records import Result
@@ -34,7 +34,7 @@ SHOWN = 3  # files that a message lists
 class Converter:
     """Converts pieces. It is sent to each worker process once."""
 
-    source: Source
+    source: InputSource
     options: Options
 
     def write(self, job: JobFolder, number: int, progress: Progress) -> Path:

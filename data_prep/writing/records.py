@@ -22,7 +22,7 @@ _LARGEST = 1 << 30  # bytes; a piece may have millions of records that cannot be
 R = TypeVar("R", bound=Record)
 
 
-class Plan(Record, frozen=True):
+class ConversionPlan(Record, frozen=True):
     """A conversion, as far as `finalize` needs to know it."""
 
     fingerprint: str  # a digest of the source and of all options that the result depends on
@@ -49,7 +49,7 @@ class Plan(Record, frozen=True):
         return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
 
-class State(TypedDict):
+class _State(TypedDict):
     """See `Moments`."""
 
     most: Count
@@ -61,7 +61,7 @@ class State(TypedDict):
     nonfinite: Count
     nan: Count
     classes: dict[int, Count] | None
-    lengths: "State | None"
+    lengths: "_State | None"
     total: Count
 
 
@@ -70,7 +70,7 @@ class Result(Record, frozen=True):
 
     fingerprint: str  # the fingerprint of the job
     shards: Sequence[Shard]  # the shards; their paths are relative to the piece's folder
-    moments: dict[str, dict[str, State]]  # by split and field
+    moments: dict[str, dict[str, _State]]  # by split and field
     duplicates: Count  # the number of samples left out because an earlier sample is equal
     leaks: Count  # how many of the duplicates belong to another split than the first equal sample
     problems: Sequence[BadRecord]  # the records that could not be used

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from data_prep.source import BadRecords, Block, Source
+from data_prep.source import BadRecords, InputSource, SampleBlock
 from hpctrain.data.shards.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError
 
@@ -13,23 +13,23 @@ _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offset
 
 
 @dataclass(frozen=True)
-class _Renamed(Source):
+class _Renamed(InputSource):
     """A source whose fields have other names."""
 
     source: Any = None
     names: Mapping[str, str] = field(default_factory=dict)
 
     def split_files(self) -> Iterable[str]:
-        """See `Source`."""
+        """See `InputSource`."""
         return cast(Iterable[str], self.source.split_files())
 
-    def read(self, what: Any, reading: BadRecords) -> Iterator[Block]:
-        """See `Source`."""
+    def read(self, what: Any, reading: BadRecords) -> Iterator[SampleBlock]:
+        """See `InputSource`."""
         for block in self.source.read(what, reading):
             yield replace(block, values=_with(self.names, block.values))
 
 
-def renamed(source: Source, names: Mapping[str, str]) -> Source:
+def renamed(source: InputSource, names: Mapping[str, str]) -> InputSource:
     """Return a source with other names of fields."""
     new: dict[str, str] = {}
     for name in source.fields:
@@ -54,7 +54,7 @@ def renamed(source: Source, names: Mapping[str, str]) -> Source:
             raise ConfigError(f"{problem}; --rename {new[at]!r}=NAME gives another name")
     if not names:
         return source
-    same = {each.name: getattr(source, each.name) for each in dataclasses.fields(Source)}
+    same = {each.name: getattr(source, each.name) for each in dataclasses.fields(InputSource)}
     more = {
         "group": names.get(source.group, source.group),
         "fields": fields,

@@ -11,8 +11,9 @@ validates whole sweeps with it.
 import functools
 import hashlib
 import os
+import pickle
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -26,8 +27,10 @@ from hpctrain.base import secrets
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.names.run_record import RunRecord
+from hpctrain.base.terminal.terminal import few
 from hpctrain.config.explain import explain, unknown_key
 from hpctrain.config.gone import without_gone_keys
+from hpctrain.config.rules.own_loop import OURS
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
 from hpctrain.errors import ConfigError, DamageError
 
@@ -50,6 +53,9 @@ def typed(node: DictConfig) -> Config:
         if OmegaConf.get_type(node, "launch") is not LaunchConfig:
             plain = OmegaConf.to_container(node)
             node = DictConfig(OmegaConf.merge(OmegaConf.structured(Config), plain))
+        own = OmegaConf.select(node, "loop._target_") not in (None, OURS)
+        if own and OmegaConf.is_missing(node.data, "path"):
+            node.data.path = ""  # the loop may make its own data
         values = OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         missing = min(OmegaConf.missing_keys(node))
@@ -67,7 +73,8 @@ def typed(node: DictConfig) -> Config:
 def with_absolute_paths(config: Config) -> Config:
     """Make the paths of a config absolute, in place, and return it."""
     config.output_dir = os.path.abspath(expanded(config.output_dir, "output_dir"))
-    config.data.path = _absolute(config.data.path, "data.path")
+    if config.data.path:  # a loop may make its own data
+        config.data.path = _absolute(config.data.path, "data.path")
     if config.data.subset is not None and config.data.subset.endswith(".npy"):
         config.data.subset = _absolute(config.data.subset, "data.subset")
     for part in (*config.data.mixture, *config.data.val_sets):
@@ -129,6 +136,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     return config
 
 
+_MOST = 12  # names of functions in a sentence
 _LAST = "site.container.args"  # the last key of every file from before there were digests
 
 
@@ -138,7 +146,7 @@ def values_of(path: Path) -> dict[str, Any]:
     A file that cannot be read, or is not what was written when it was frozen, is a ConfigError.
     """
     content = yaml_file.content(path)
-    values = yaml_file.parse(content, str(path), types())
+    values = _sections(content) or yaml_file.parse(content, str(path), types())
     if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
     written: tuple[str, ...] = ()  # a run that was frozen before there were digests has none
@@ -150,6 +158,35 @@ def values_of(path: Path) -> dict[str, Any]:
             "run.json. The command that has made the run writes it again"
         )
     return values
+
+
+def _sections(content: bytes) -> dict[str, Any]:
+    """Return the values of a file, section by section; {} if it is not as `dump` writes it.
+
+    The runs of a sweep have most sections in common, and reading YAML takes long.
+    """
+    found = _SECTION.findall(content)
+    if b"".join(found) != content or _ALIAS.search(content):
+        return {}
+    values: dict[str, Any] = {}
+    try:
+        for section in map(pickle.loads, map(_section, found)):
+            if values.keys() & section.keys():
+                return {}
+            values |= section
+    except ConfigError:  # reading the whole file says in which line
+        return {}
+    return values
+
+
+_SECTION = re.compile(rb"^[a-z_]+:.*\n(?:[ -].*\n)*", re.MULTILINE)
+_ALIAS = re.compile(rb"[&*]id\d")
+
+
+@functools.lru_cache(maxsize=256)
+def _section(content: bytes) -> bytes:
+    """Return the values of a section, pickled, so that each caller gets its own."""
+    return pickle.dumps(yaml_file.parse(content, "", types()))
 
 
 def digest(content: bytes) -> str:
@@ -203,6 +240,24 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def executed(config: Config) -> list[str]:
+    """Return in words what a training with this config executes of it."""
+    called = list(dict.fromkeys(targets(plain(config))))
+    functions = [f"_target_ {few(called, _MOST)}"] if called else []
+    return functions + ["the lines of site.setup"] * bool(config.site.setup)
 
 
 def targets(node: Any) -> Iterator[str]:

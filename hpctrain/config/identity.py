@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 from hpctrain.base import secrets
@@ -25,6 +26,11 @@ from hpctrain.config.schema.key import changed, keys
 # decides the result has another name. Then every run has a new name.
 IDENTITY_VERSION = 1
 _ELSEWHERE = ("tracking.uri",)  # it says where a run is, not what it is
+
+
+def run_path(config: Config, data_digest: str) -> Path:
+    """Return where the directory of a run is: `NAME-SIGNATURE` in `output_dir`."""
+    return Path(config.output_dir) / f"{config.name}-{signature(config, data_digest)}"
 
 
 def signature(config: Config, data_digest: str) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from hpctrain.base.hardware import of_section
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
-from hpctrain.config.rules import data_sets, job, metrics, objects, parameter_rules
+from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
 from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import changed
@@ -60,10 +60,10 @@ def validate(config: Config, world_size: int | None = None) -> None:
     sizes = [world_size] if world_size else config.asked_world_sizes
     given = [key.name for key, _ in changed(config)]
     problems = [*_values(config), *_asked(_ALONE, config, given)]
-    problems = problems or [
-        *_asked(_BETWEEN, config, given),
-        *rank_counts.problems(config, sizes),
-    ]
+    if not problems and own_loop.has_own(config):
+        problems = [*job.resources(config), *own_loop.problems(config, sizes)]
+    elif not problems:
+        problems = [*_asked(_BETWEEN, config, given), *rank_counts.problems(config, sizes)]
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -29,7 +29,7 @@ __all__ = [
     "RandomCrop",
     "RandomFlip",
     "Transform",
-    "Watched",
+    "WatchedBatches",
     "bind",
 ]
 
@@ -51,7 +51,7 @@ def bind(transform: Transform, statistics: Mapping[str, Statistics]) -> Transfor
     return transform if method is None else method(statistics)
 
 
-class Watched(samples.Watched):
+class WatchedBatches(samples.Watched):
     """The same for a transform of batches, such as `data.batch_transforms[0]`."""
 
     def __call__(self, batch: Batch, draws: Draws) -> Any:
@@ -61,9 +61,9 @@ class Watched(samples.Watched):
         self._check(draws.drawn != before, "batch")
         return result
 
-    def bind(self, statistics: Mapping[str, Statistics]) -> "Watched":
+    def bind(self, statistics: Mapping[str, Statistics]) -> "WatchedBatches":
         """See `bind`."""
-        return Watched(bind(self._transform, statistics), self._key)
+        return WatchedBatches(bind(self._transform, statistics), self._key)
 
 
 class Compose:

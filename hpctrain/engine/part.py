@@ -25,7 +25,7 @@ class Part:
 
     Attributes:
         name: Under which a checkpoint has its state; "" if it has none.
-        session: The steps of the run (`hpctrain.engine.session.stepping.Stepping`), once they have
+        session: The steps of the run (`hpctrain.engine.steps.stepping.Stepping`), once they have
             begun.
     """
 

@@ -7,7 +7,7 @@ rank 0      tells what was found
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
 before, `lost_gpu` excludes its node.
 
-The run goes on without the node while the budget of restarts lasts (`cluster.restarts.policy`). A
+The run goes on without the node while the budget of restarts lasts (`runs.state.verdict`). A
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
 
@@ -23,10 +23,9 @@ from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts.policy import End
+from hpctrain.config.job_request import may_differ
 from hpctrain.config.schema import Config
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.job.lone_end import go_on
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks import gpu_health
@@ -35,7 +34,9 @@ from hpctrain.insight.doctor.finding import Finding, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state.end import End
 from hpctrain.runs.state.failure import described
+from hpctrain.runs.state.verdict import go_on
 
 log = logging.getLogger(__name__)
 
@@ -47,8 +48,12 @@ def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.devi
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    places = checked(Expectation.of(config), ranks, device, full=mode == "full")
-    bad = _remember(config, ranks, places) if ranks.is_main else []
+    asked = Expectation.of(
+        *(config.launch, config.parallel, config.network, config.data, config.output_dir),
+        mixed=may_differ(config),
+    )
+    places = checked(asked, ranks, device, full=mode == "full")
+    bad = _remember(config.output_dir, ranks, places) if ranks.is_main else []
     if ranks.is_main:
         seconds = time.monotonic() - begin
         nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
@@ -57,7 +62,7 @@ def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.devi
         f"{host}: {one.check}: {one.found}" + (f" (expected: {one.expected})" * bool(one.expected))
         for host, findings in places.items()
         for one in findings
-        if one.verdict == "fail"
+        if one.result == "fail"
     ]
     if not failed:
         return
@@ -78,7 +83,7 @@ def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
     home = Path(ranks.worker or run.path)
     alone = config.parallel.device != "cpu" and config.launch.gpus_per_run is None
     if alone and epochs.follows(home, ranks.attempt_key):
-        uuids = node_job.visible_gpus(Expectation.of(config))
+        uuids = node_job.visible_gpus(config.parallel.device)
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:
             log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
@@ -101,27 +106,27 @@ def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str])
     }
     if not places or config.launch.preflight == "off":
         return []
-    return _remember(config, ranks, places)
+    return _remember(config.output_dir, ranks, places)
 
 
 def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:
     """Return what is found on each host; if `full`, it is measured, too. All ranks call it."""
-    seen = probe(asked, ranks, node_job.visible_gpus(asked), disks=full)
+    seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
     seen = node_job.measured(ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
     return comparison.compared(looks, mixed=asked.mixed)
 
 
-def _remember(config: Config, ranks: RankInfo, places: Places) -> list[str]:
+def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
     """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
     for host, findings in places.items():
         for one in findings:
-            if one.verdict in ("warn", "fail"):
-                level = logging.WARNING if one.verdict == "warn" else logging.ERROR
+            if one.result in ("warn", "fail"):
+                level = logging.WARNING if one.result == "warn" else logging.ERROR
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
-        failed = exclusion.exclude(config.output_dir, places)
+        failed = exclusion.exclude(output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     # Another try would find the same, unless all failures are those of single nodes.
     return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

@@ -35,10 +35,10 @@ from hpctrain.cluster.slurm.lead_time import lead_s
 from hpctrain.cluster.slurm.partition_limit import Road, road
 from hpctrain.cluster.slurm.queue import UnreachableError, me
 from hpctrain.cluster.slurm.sbatch_options import check_folder
-from hpctrain.cluster.slurm.script import sbatch_script
-from hpctrain.config.frozen import plain
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
+from hpctrain.config.frozen import dump, plain
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.jobs import RunJob
@@ -69,10 +69,10 @@ class Array:
         return math.ceil(len(self.entries) / self.pack)
 
     @property
-    def config(self) -> Config:
-        """The config whose resources the jobs ask for."""
-        config = self.entries[0].config
-        return replace(config, launch=replace(config.launch, pack=self.pack))
+    def request(self) -> JobRequest:
+        """What each of the jobs asks for."""
+        request = JobRequest.of(self.entries[0].config)
+        return replace(request, launch=replace(request.launch, pack=self.pack))
 
     @property
     def script(self) -> Path:  # noqa: D102
@@ -83,16 +83,19 @@ class Array:
         first = self.entries[0]
         for entry in self.entries:
             check_folder(entry.config.output_dir, entry.run.path)
+        request = self.request
         digest = hashlib.sha256(os.fsencode(first.run.path)).hexdigest()[:8]  # of this run alone
         return sbatch_script(
-            self.config,
+            request,
             self.folder,
             len(self.entries),
             pythonpath=first.code.pythonpath if first.code else (),
-            max_running=self.max_running,
-            dependency=f"afterany:{self.after.job}" if self.after and self.after.job else None,
-            exclude=excluded_hosts.avoided(first.config),
-            chain=f"{first.run.name}-{digest}" if self.links > 1 else "",
+            order=JobOrder(
+                self.max_running,
+                f"afterany:{self.after.job}" if self.after and self.after.job else None,
+                f"{first.run.name}-{digest}" if self.links > 1 else "",
+            ),
+            exclude=excluded_hosts.avoided(request),
             lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
             grace_s=_road(first).grace_s,
         )
@@ -121,7 +124,7 @@ class Array:
                 submission = {"script": script, "task": number, "user": me(), "time": time.time()}
                 submission |= {"pack": self.pack} if self.pack > 1 else {}
             entry.run.freeze(
-                entry.config,
+                dump(entry.config),
                 sync=False,
                 state=state,
                 submission=submission,
@@ -154,7 +157,7 @@ class Array:
         ids: list[str] = []
         while len(ids) < self.links:
             try:
-                ids.append(sbatch.sbatch(self.script, self.config, inherit, ids))
+                ids.append(sbatch.sbatch(self.script, self.request, inherit, ids))
             except LaunchError as error:
                 if not ids:
                     raise

@@ -23,6 +23,7 @@ from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, StorageError
@@ -88,12 +89,13 @@ def submit(
     cluster = sbatch.available() and not here
     if not cluster:
         local_runs.check(config)
+    job = JobRequest.of(config)
     script = sbatch_script(
-        config, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
+        job, folder, 1, pythonpath=code.pythonpath if code else (), command="call"
     )
     if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
-            sbatch.expected_start(script, config)
+            sbatch.expected_start(script, job)
     try:
         with submit_lock([Path(config.output_dir)]) as locks:
             for name in ("logs", "results", "batch"):
@@ -107,7 +109,7 @@ def submit(
                 return LocalFunctionJob(folder, job_id, ranks, process)
             (folder / "tasks").write_bytes(os.fsencode(f"{folder}\n"))
             (folder / "job.sh").write_text(script)
-            array = sbatch.sbatch(folder / "job.sh", config, locks)
+            array = sbatch.sbatch(folder / "job.sh", job, locks)
             write_atomically(folder / "job_id", array + "\n")
     except queue.UnreachableError:
         raise  # the job may be queued

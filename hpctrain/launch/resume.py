@@ -9,15 +9,15 @@ from pathlib import Path
 
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import sbatch
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.freeze import check
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
-from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import (
@@ -30,7 +30,7 @@ from hpctrain.runs.state.select import (
     searches_of,
     select,
 )
-from hpctrain.runs.state.state import State, judged
+from hpctrain.runs.state.state import State, states_of
 from hpctrain.tracking.pending_upload import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
             f"{meant}: a search goes on when its command is given again. `resume TRIAL` trains one "
             "trial to its end, also one that was pruned"
         )
-    found = judged(select(options.dir, names))
+    found = states_of(select(options.dir, names))
     named = bool(names) and not are_folders(names)
     alone = named and len(found) == len(names)
     trials = set() if alone else _trials([run for run, s in found if s.name in _BY_NAME])
@@ -157,7 +157,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
             raise ConfigError(f"{text}: an existing run keeps its name and its folder")
     config = load(directory.config_file, overrides)
     config.output_dir = str(directory.path.parent)  # it may have been moved
-    trust.check(run.path, config, directory.code_copy)
+    trust.check(run.path, executed(config), directory.code_copy)
     # These keys were meant for the old submission only.
     overridden = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "dry_run", "rerun"):

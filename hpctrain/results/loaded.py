@@ -14,7 +14,7 @@ from msgspec.structs import asdict
 
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
@@ -143,7 +143,8 @@ class LoadedRun:
         from hpctrain.results.sample_inputs import sample_inputs
 
         self.find_code()
-        return sample_inputs(self.config, sample)
+        config = self.config
+        return sample_inputs(sample, config.data, config.task, config.precision, config.seed)
 
     def evaluate(
         self,
@@ -296,7 +297,7 @@ class LoadedRun:
             ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`).
         """
         copy = self._run.code_copy
-        trust.check(self.path, self.config, copy)
+        trust.check(self.path, executed(self.config), copy)
         kept = None if copy is None else Snapshot.load(copy)
         code = [str(folder) for folder in kept.pythonpath] if kept else []
         sys.path += [folder for folder in code if folder not in sys.path]

@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.base.files.disk import sync
 from hpctrain.base.secrets import referenced
-from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -150,7 +150,7 @@ class _Prediction:
         if problem := objects.broadcast(problem):
             raise StorageError(problem)
 
-    def _make(self, shown: Progress) -> None:
+    def _make(self, shown: ProgressBar) -> None:
         """Write the shards of this rank: its part of the samples, in their order."""
         first = self._mesh.dp_rank * self._passes * self._rows
         left = max(0, min(self._count - first, self._passes * self._rows))

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.terminal.progress_bar import Progress
+from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -54,10 +54,10 @@ class Restored:
         return means
 
     @contextmanager
-    def progress(self, samples: int, label: str) -> Iterator[Progress]:
+    def progress(self, samples: int, label: str) -> Iterator[ProgressBar]:
         """Yield the progress over so many samples of all ranks, which rank 0 shows on stderr."""
         ranks = self.parts.ranks
-        progress = Progress(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
+        progress = ProgressBar(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
         with progress as shown:
             yield shown
 

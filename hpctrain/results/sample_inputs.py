@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.origin import load_index
@@ -51,14 +51,20 @@ class _Alone(Source):
         }
 
 
-def sample_inputs(config: Config, sample: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+def sample_inputs(
+    sample: Mapping[str, Any],
+    data: DataConfig,
+    task_section: Mapping[str, Any],
+    precision: PrecisionConfig,
+    seed: int,
+) -> tuple[torch.Tensor, ...]:
     """Return the positional arguments of the model for one sample: `LoadedRun.inputs`."""
-    data, index = config.data, load_index(config.data.path)
-    with default_dtype(config.precision):
-        task = bind_task(instantiate("task", config.task, seed=config.seed), data.path)
+    index = load_index(data.path)
+    with default_dtype(precision):
+        task = bind_task(instantiate("task", task_section, seed=seed), data.path)
         if not isinstance(task, SplitTask):
             raise ConfigError(
-                f"task._target_={config.task.get('_target_')} is no hpctrain.tasks.SplitTask, so "
+                f"task._target_={task_section.get('_target_')} is no hpctrain.tasks.SplitTask, so "
                 "nothing tells what the model's inputs are"
             )
         # A window is cut, and an image is decoded, before a sample is one.
@@ -66,7 +72,7 @@ def sample_inputs(config: Config, sample: Mapping[str, Any]) -> tuple[torch.Tens
         variable = {name for name, field in index.fields.items() if field.variable} - whole
         source, device = _Alone(sample, variable), torch.device("cpu")
         statistics = index.statistics.get(data.train_split, {})
-        chosen = EvaluationTransforms(data, device, config.seed).of(source, statistics)
+        chosen = EvaluationTransforms(data, device, seed).of(source, statistics)
         samples, batches = chosen["transforms"], chosen["batch_transforms"]
         loader = Loader(
             source,

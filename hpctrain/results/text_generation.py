@@ -15,16 +15,12 @@ from typing import Self
 import torch
 from torch import nn
 
-from hpctrain.config.frozen import load
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import unused_gpu
-from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs import trust
-from hpctrain.runs.checkpoints.manifest import newest_intact
-from hpctrain.runs.code import trained_code
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.errors import ConfigError
+from hpctrain.results.loaded import LoadedRun
 from hpctrain.tasks import LanguageModel
 
 log = logging.getLogger(__name__)
@@ -51,19 +47,16 @@ class Generator:
         `data` is the folder or URL of the data set with the tokenizer; None is `data.path` of the
         run. A run that is not a language model's is a ConfigError.
         """
-        run = RunDir.open(path)
-        config = load(run.config_file)
-        trust.check(run.path, config, run.code_copy)
+        run = LoadedRun(path)
+        run.find_code()
+        config = run.config
         task = instantiate("task", config.task)
         if not isinstance(task, LanguageModel):
             raise ConfigError(
-                f"{run.name} is no language model: task._target_={config.task.get('_target_')}"
+                f"{path.name} is no language model: task._target_={config.task.get('_target_')}"
             )
         tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
-        checkpoint = newest_intact(run.checkpoints)
-        if checkpoint is None:
-            raise StorageError(f"{run.checkpoints}: there is no checkpoint")
-        trained_code.warn(run)
+        checkpoint = run.checkpoint()
         model = trained_model(config, checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if found := unused_gpu():

@@ -5,55 +5,69 @@ import functools
 import json
 import operator
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
 from hpctrain.config.rules.metrics import fields
-from hpctrain.config.schema import Config, DataConfig, TrainConfig
+from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.shards.index import FILE, Index
 from hpctrain.errors import ConfigError, DataError, about
 
 
-def data_digest(config: Config) -> str:
-    """Return the digest of the data of a valid config.
+def data_digest(data: DataConfig, train: TrainConfig, task: Mapping[str, Any]) -> str:
+    """Return the digest of the data of a valid config, of which these are sections.
 
     Equal digests mean equal samples in the same order. A config key that does not fit the data is a
     ConfigError; a data set that is missing, incomplete or of another format is a DataError.
     """
-    data = config.data
+    if not data.path:  # a loop of one's own makes its data
+        return ""
     index = _checked("data.path", data.path)
     if data.val_split is not None and data.fold is None:
         _split("data.val_split", data.val_split, data.path, index, is_evaluation=True)
     digests = [index.digest]
     if not data.mixture:
-        _check_fields("data.path", index, config)
+        _check_fields("data.path", index, data, task)
         count, what = _samples(digests, data, index)
-        _check_batch(config.data, config.train, count, what)
+        _check_batch(data, train, count, what)
     for i, part in enumerate(data.mixture):
-        key = f"data.mixture[{i}]"
-        index = _checked(f"{key}.path", part["path"])
-        _check_fields(key, index, config)
-        own = f"{key}.split" if "split" in part else "data.train_split"
-        count = _split(own, part.get("split", data.train_split), part["path"], index)
-        digests.append(index.digest)
-        if data.subset is not None:
-            _subset(digests, data, count)
+        _part(digests, f"data.mixture[{i}]", part, data, task)
     for i, one in enumerate(data.val_sets):
-        key = f"data.val_sets[{i}]"
-        path = one.get("path", data.path)
-        index = _checked(f"{key}.path", path)
-        _check_fields(f"{key}.path", index, config, trains=False)
-        own = f"{key}.split" if "split" in one else "data.val_split"
-        split = str(one.get("split", data.val_split))
-        _split(own, split, path, index, is_evaluation=own == "data.val_split")
-        if "path" in one:
-            digests.append(index.digest)
+        _val_set(digests, f"data.val_sets[{i}]", one, data, task)
     if len(digests) == 1:
         return digests[0]
     return "xxh3_128:" + xxhash.xxh3_128_hexdigest(json.dumps(digests).encode())
+
+
+def _part(
+    digests: list[str], key: str, part: Mapping[str, Any], data: DataConfig, task: Mapping[str, Any]
+) -> None:
+    """Check a part of the mixture; append its digests."""
+    index = _checked(f"{key}.path", part["path"])
+    _check_fields(key, index, data, task)
+    own = f"{key}.split" if "split" in part else "data.train_split"
+    count = _split(own, part.get("split", data.train_split), part["path"], index)
+    digests.append(index.digest)
+    if data.subset is not None:
+        _subset(digests, data, count)
+
+
+def _val_set(
+    digests: list[str], key: str, one: Mapping[str, Any], data: DataConfig, task: Mapping[str, Any]
+) -> None:
+    """Check one of the other evaluation sets; append its digest, if it is another data set."""
+    path = one.get("path", data.path)
+    index = _checked(f"{key}.path", path)
+    _check_fields(f"{key}.path", index, data, task, trains=False)
+    own = f"{key}.split" if "split" in one else "data.val_split"
+    split = str(one.get("split", data.val_split))
+    _split(own, split, path, index, is_evaluation=own == "data.val_split")
+    if "path" in one:
+        digests.append(index.digest)
 
 
 def most_samples(data: DataConfig) -> int | None:
@@ -133,9 +147,10 @@ def _checked(key: str, path: str) -> Index:
         raise DataError(f"{key}: {error}{hint}") from error
 
 
-def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True) -> None:
+def _check_fields(
+    key: str, index: Index, data: DataConfig, task: Mapping[str, Any], *, trains: bool = True
+) -> None:
     """Check the fields that the config names; some are for the order of a training."""
-    data = config.data
     for name, field, kind in _fields(data, trains):
         if field not in index.fields:
             existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
@@ -151,7 +166,7 @@ def _check_fields(key: str, index: Index, config: Config, *, trains: bool = True
             raise ConfigError(f"{name}={field}: data.fields must list it")
     # Transforms may make any field.
     made = data.transforms or data.batch_transforms
-    for name, field in () if made else fields(config.task):
+    for name, field in () if made else fields(task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
         base = re.sub(r"_(length|offsets|document)$", "", field)
         if not {field, base} & {*(available := _available(index, data))}:

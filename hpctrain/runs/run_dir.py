@@ -24,6 +24,7 @@ different runs never have the same directory.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -39,12 +40,10 @@ from hpctrain.base.files.disk import create, open_regular, set_aside, write_atom
 from hpctrain.base.files.lock import is_locked, open_lock, take
 from hpctrain.base.files.record import read
 from hpctrain.base.forks import keep_private
-from hpctrain.base.names.run_record import Attempt, Progress, RunRecord
+from hpctrain.base.names.run_record import AttemptRecord, Progress, RunRecord
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks import epochs
-from hpctrain.config.frozen import digest, dump
-from hpctrain.config.identity import signature
-from hpctrain.config.schema import Config
+from hpctrain.config.frozen import digest
 from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, newest_healthy
 from hpctrain.tracking import samples
@@ -65,12 +64,6 @@ class RunDir:
         self.path, self.name, self.data_digest = path, path.name, data_digest
         self.config_file, self.checkpoints = path / "config.yaml", path / "checkpoints"
         self.logs, self.provenance = path / "logs", path / "provenance"
-
-    @classmethod
-    def of(cls, config: Config, data_digest: str) -> RunDir:
-        """Return the directory of this config. Nothing is written."""
-        name = f"{config.name}-{signature(config, data_digest)}"
-        return cls(Path(config.output_dir) / name, data_digest)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
@@ -99,15 +92,14 @@ class RunDir:
         digest = self.read().code
         return self.path.parent / "code" / digest if digest else None
 
-    def freeze(self, config: Config, sync: bool = True, **facts: Any) -> None:
-        """Write the directory with config.yaml and run.json; update them if they exist.
+    def freeze(self, text: str, sync: bool = True, **facts: Any) -> None:
+        """Write the directory with config.yaml, which is `text`, and run.json; or update them.
 
         More facts go into run.json. If you freeze many runs, call `disk.sync_file_system` once, and
         not `sync` for each.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            text = dump(config)
             new = {
                 "version": RunRecord.VERSION,
                 "uid": uuid.uuid4().hex,  # identifies the run in MLflow
@@ -122,20 +114,25 @@ class RunDir:
                 # Without a file for the lock: clusters limit the number of files.
                 if create(self.path / "run.json", _text(new | facts), sync):
                     return
-            with self._change(sync) as content:
-                # Both digests are known before the file changes, which a job may read just now.
-                files = [self.config_file] if self.config_file.exists() else []
-                known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
-                content |= (new if not content else {}) | facts
-                content["config_digests"] = list(dict.fromkeys([*known, digest(text.encode())]))
-            # To replace a file takes ext4 milliseconds, and a sweep given again has the same ones.
-            if not files or files[0].read_bytes() != text.encode():
-                write_atomically(self.config_file, text, sync)
+            self._freeze_again(text, new, facts, sync)
         except OSError as error:
             raise StorageError(
-                f"output_dir={config.output_dir}: cannot write {error.filename or self.path} "
+                f"output_dir={self.path.parent}: cannot write {error.filename or self.path} "
                 f"({error.strerror})"
             ) from error
+
+    def _freeze_again(
+        self, text: str, new: dict[str, Any], facts: dict[str, Any], sync: bool
+    ) -> None:
+        with self._change(sync) as content:
+            # Both digests are known before the file changes, which a job may read just now.
+            files = [self.config_file] if self.config_file.exists() else []
+            known = content.get("config_digests") or [digest(f.read_bytes()) for f in files]
+            content |= (new if not content else {}) | facts
+            content["config_digests"] = list(dict.fromkeys([*known, *new["config_digests"]]))
+        # To replace a file takes ext4 milliseconds, and a sweep given again has the same ones.
+        if not files or files[0].read_bytes() != text.encode():
+            write_atomically(self.config_file, text, sync)
 
     def archive(self) -> Path:
         """Rename the directory to `NAME.1`, or the next free number; return the new path."""
@@ -238,7 +235,45 @@ class RunDir:
         return is_locked(self.path / "lock")
 
 
-def _was_damaged(attempts: Sequence[Attempt], checkpoint: Path) -> bool:
+@contextmanager
+def told(run: Path) -> Iterator[None]:
+    """Raise a StorageError for an error of the context that is due to the storage of the run.
+
+    Its directory is gone, or the disk is full. Whatever writes first meets that, and what records
+    the failure meets it again.
+    """
+    try:
+        yield
+    except Exception as error:
+        if problem := _problem(run, error):
+            raise StorageError(problem) from error
+        raise
+
+
+def _problem(run: Path, error: Exception) -> str:
+    """Return what has happened; "" if the error has nothing to do with the storage of the run."""
+    if not (run / "config.yaml").exists():
+        return (
+            f"{run} is gone: it was deleted or renamed while the run was under way, so nothing "
+            "more of it can be saved. Bring it back, and the same command goes on from its last "
+            "checkpoint; without it the run starts at step 0"
+        )
+    if not isinstance(error, OSError):
+        return ""
+    file = Path(os.fsdecode(error.filename)) if isinstance(error.filename, str | bytes) else None
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        facts = os.statvfs(run)
+        return (
+            f"{file or run}: cannot be written ({error.strerror}; the file system of the run has "
+            f"{facts.f_bavail * facts.f_frsize:,} bytes free). `python -m hpctrain gc` lists what "
+            "can be deleted; then the same command goes on from the last checkpoint"
+        )
+    if file is not None and file.is_relative_to(run):
+        return f"{file}: cannot be read or written ({error.strerror})"
+    return ""
+
+
+def _was_damaged(attempts: Sequence[AttemptRecord], checkpoint: Path) -> bool:
     """Return whether the attempts have found a checkpoint damaged, and not saved it again."""
     step = step_of(checkpoint)
     for one in reversed(attempts):

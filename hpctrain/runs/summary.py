@@ -1,28 +1,26 @@
 """The summary at the end of a run: a short table, and where to look further."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.console import Console, Table
-from hpctrain.config.schema import Config
-from hpctrain.errors import TrackingError
+from hpctrain.config.schema import TrackingConfig
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.page.links import known_pages
+from hpctrain.tracking.page.links import pages_of
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 
 
-def show(config: Config, run: RunDir) -> None:
-    """Print the result of a finished run, the main metric first, and its pages in MLflow."""
+def show(run: RunDir, metric: str, tracking: TrackingConfig) -> None:
+    """Print the result of a finished run, `metric` first, and its pages in MLflow."""
     record = run.read()
     result = record.result or {}
     table = Table("", "")
     table.add_row("run", run.name)
     table.add_row("steps", f"{result.get('step', 0):,}")
-    for name in dict.fromkeys((config.metric, *_SHOWN)):
+    for name in dict.fromkeys((metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
     if best := best_of(run.path, record):
@@ -38,20 +36,13 @@ def show(config: Config, run: RunDir) -> None:
         console.print(wrong, style=style, highlight=False, markup=False)
     for text in record.noted():
         console.print(text, style="yellow", highlight=False, markup=False)
-    if config.tracking.enabled:
+    if tracking.enabled:
         console.print("look further:", highlight=False)
-        uri, pages = mask(str(config.tracking.uri)), pages_of(run.path)
+        uri, pages = mask(str(tracking.uri)), pages_of(run.path)
         local = uri.startswith("sqlite:///")
         served = [f"mlflow ui --backend-store-uri {uri}"] if local else [uri] * (not pages)
         for line in (*served, *pages):
             print(f"  {line}")
-
-
-def pages_of(run: Path) -> tuple[str, ...]:
-    """Return the pages of a run and of its experiment in MLflow; none if it is not there yet."""
-    with suppress(TrackingError):
-        return known_pages(run) or ()
-    return ()
 
 
 def _number(value: float) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.base import secrets
+from hpctrain.config.frozen import flat
 from hpctrain.config.identity import changeable, override_key
 
 _GLOBAL = ("experiment", "debug")  # choices that may set any key
@@ -57,17 +58,6 @@ def distinguishing(
     ]
 
 
-def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 def _matters(key: str) -> bool:
     """Return whether a key may decide the result of a run."""
     left_out = (*changeable(), "hydra")
@@ -83,9 +73,9 @@ def label(values: Iterable[str]) -> str:
     return _joined(text.partition("=")[::2] for text in values)
 
 
-def titled(name: str, values: Iterable[str]) -> str:
+def titled(name: str, values: Sequence[str]) -> str:
     """Return the name that a run has in MLflow: its own one, and its swept values."""
-    return " ".join(filter(None, (name, label(values))))
+    return f"{name} {label(values)}" if values else name
 
 
 def span(runs: Iterable[Iterable[str]]) -> str:

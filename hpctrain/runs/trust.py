@@ -8,17 +8,13 @@ with HPCTRAIN_TRUST=OWNER,OWNER, which jobs and other processes inherit.
 import argparse
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.slurm.job_environment import TRUST
 from hpctrain.cluster.slurm.queue import user_name
-from hpctrain.config.frozen import plain, targets
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-
-_MOST = 12  # names of functions in a sentence
 
 log = logging.getLogger(__name__)
 
@@ -34,10 +30,10 @@ def accept(owner: str) -> None:
     os.environ[TRUST] = ",".join(filter(None, (os.environ.get(TRUST), owner)))
 
 
-def check(run: Path, config: Config, code: Path | None = None) -> None:
+def check(run: Path, executed: Sequence[str], code: Path | None = None) -> None:
     """Raise a ConfigError unless this user owns a run, or trusts its owner, which is said then.
 
-    The run would execute the config, and import from the copy of code.
+    The run would execute what `config.frozen.executed` says, and import from the copy of code.
     """
     parts = [run, run / "config.yaml", run / "run.json"]
     parts += [] if code is None else [code, code / "pythonpath.json"]
@@ -50,11 +46,7 @@ def check(run: Path, config: Config, code: Path | None = None) -> None:
         return
     known = {word.strip() for word in os.environ.get(TRUST, "").split(",")}
     strangers = {uid: name for uid, name in names.items() if not {str(uid), name} & known}
-    called = list(dict.fromkeys(targets(plain(config))))
-    runs = [f"_target_ {few(called, _MOST)}"] if called else []
-    if config.site.setup:
-        runs.append("the lines of site.setup")
-    runs += [] if code is None else [f"the code in {code}"]
+    runs = [*executed, *([] if code is None else [f"the code in {code}"])]
     owners = " and ".join(f"{name} (uid {uid})" for uid, name in (strangers or names).items())
     text = f"{run} belongs to {owners}, and this runs with your rights: {'; '.join(runs)}"
     if strangers:

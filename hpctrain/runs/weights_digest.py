@@ -25,7 +25,7 @@ def pin(checkpoint: CheckpointConfig, output_dir: str) -> None:
     A config that has a digest keeps it: the weights may be gone when a run only resumes. No weights
     there are a ConfigError, damaged ones a StorageError.
     """
-    if checkpoint.init_from is None or checkpoint.init_digest is not None:
+    if checkpoint.init_digest is not None:
         return
     try:
         files = _located(checkpoint, output_dir)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from enum import Enum
 from typing import NamedTuple
 
-from hpctrain.search.trials import Found, Trial
+from hpctrain.search.trials import FoundSearch, Trial
 
 NOTHING_LEFT = "no trial is left to promote or to begin"
 
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-def choose(found: Found) -> Choice:
+def choose(found: FoundSearch) -> Choice:
     """Return what a worker that trains nothing now does next."""
     if reason := found.ended or _too_many_failed(found):
         return Choice(Action.END, reason=reason)
@@ -60,12 +60,12 @@ def choose(found: Found) -> Choice:
     return Choice(Action.END, reason=NOTHING_LEFT)
 
 
-def wanted(found: Found) -> int:
+def wanted(found: FoundSearch) -> int:
     """Return how many workers have something to do now."""
     return min(len(found.left) + found.new, found.n_jobs)
 
 
-def _promotable(found: Found) -> Iterator[Trial]:
+def _promotable(found: FoundSearch) -> Iterator[Trial]:
     """Yield the paused trials in the best 1/eta of their rung, those of the highest rung first."""
     for number in range(len(found.rungs) - 1, 0, -1):
         step, eta = found.rungs[number - 1], found.etas[number - 1]
@@ -80,7 +80,7 @@ def _is_finite(trial: Trial) -> bool:
     return trial.value is not None and math.isfinite(trial.value)
 
 
-def _too_many_failed(found: Found) -> str:
+def _too_many_failed(found: FoundSearch) -> str:
     """Return why so many failures end the search, once there are enough trials to judge."""
     judged = [trial for trial in found.trials if trial.ended or trial.values]
     failed = sum(trial.state == "failed" for trial in judged)

@@ -15,7 +15,7 @@ import shlex
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +32,10 @@ from hpctrain.base.secrets import mask, reference, referenced
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.rules.job import written_secrets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
@@ -47,10 +48,10 @@ from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
 from hpctrain.search.rule import NOTHING_LEFT
-from hpctrain.search.settings import Settings
+from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import Found, SearchFile, storage_of
+from hpctrain.search.trials import FoundSearch, SearchFile, storage_of
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -90,7 +91,7 @@ class Search:
         overrides = {override.get_key_element(): override for override in parsed}
         swept = {key: o for key, o in overrides.items() if o.is_sweep_override()}
         steps = None if "train.max_steps" in swept else config.train.max_steps
-        self._settings = Settings.checked(settings, config.metric, steps)
+        self._settings = SearchSettings.checked(settings, config.metric, steps)
         if not swept:
             raise ConfigError(
                 "hydra/sweeper=optuna has nothing to search: give one value or more as "
@@ -125,7 +126,8 @@ class Search:
         count = min(self._settings.n_jobs, self._settings.n_trials)
         check_budget([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
-            print(worker_arrays.script(config, folder / "workers" / "array-0", count), end="")
+            job = JobRequest.of(config)
+            print(worker_arrays.script(job, folder / "workers" / "array-0", count), end="")
             return
         sweeps = Path(config.output_dir) / "sweeps"
         there = next(each for each in (sweeps, *sweeps.parents) if each.exists())
@@ -140,12 +142,14 @@ class Search:
         if code:
             code.write()
             say_copy(code)
-        found = self._write(study, storage, folder, config, code)
+        found = self._write(study, storage, folder, config.output_dir, code)
         if not found.ended and not self._cluster:
-            self._run_here(config, folder, code)
-        elif not found.ended and not self._submit(config, folder):
-            return
-        self._report(Found.of(folder), folder)
+            self._run_here(config.launch, folder, code)
+        elif not found.ended:
+            said = notes([Entry([], config, RunDir(folder))], True)
+            if not self._submit(JobRequest.of(config), said, folder):
+                return
+        self._report(FoundSearch.of(folder), folder)
 
     def _probe(self) -> Config:
         """Return the config of a valid trial; raise an error if no trial has one.
@@ -168,7 +172,7 @@ class Search:
             except HpctrainError:
                 if not left:
                     raise
-        self._settings.check_trial(config)
+        self._settings.check_trial(config.data, config.train)
         if not self._cluster:
             local_runs.check(config)
         for _, problem in refused([Entry([], config, run)]):
@@ -229,9 +233,9 @@ class Search:
         study: Study,
         storage: str,
         folder: Path,
-        config: Config,
+        output_dir: str,
         code: snapshot.Snapshot | None,
-    ) -> Found:
+    ) -> FoundSearch:
         """Write what the workers need; a larger `n_trials` reaches those that live already."""
         from optuna.distributions import distribution_to_json
 
@@ -246,14 +250,14 @@ class Search:
             space={key: distribution_to_json(each) for key, each in self._space.items()},
             overrides=tuple(self._fixed),
             config_dir=self._config_dir,
-            output_dir=config.output_dir,
+            output_dir=output_dir,
             code=code.digest if code else None,
             pythonpath=tuple(map(str, code.pythonpath)) if code else (),
         ).write(folder)
         if not (folder / "sweep.json").exists():
             provenance.store(folder / "provenance", provenance.collect())
             write_atomically(folder / "sweep.json", written([]))
-        found = Found.of(folder, study)
+        found = FoundSearch.of(folder, study)
         if count := len(found.trials):
             done = sum(trial.ended for trial in found.trials)
             print(f"study {self._name} continues: {done} trials done, {count - done} under way")
@@ -262,20 +266,23 @@ class Search:
             found = msgspec.structs.replace(found, ended="")
         return found
 
-    def _submit(self, config: Config, folder: Path) -> bool:
-        """Submit the workers; return whether the search is over, for which `launch.wait` waits."""
-        for note in notes([Entry([], config, RunDir(folder))], True):
+    def _submit(self, job: JobRequest, said: Iterable[str], folder: Path) -> bool:
+        """Submit the workers; return whether the search is over, for which `launch.wait` waits.
+
+        What is `said` before, is printed.
+        """
+        for note in said:
             say(note, style="yellow")
-        sent = worker_arrays.submit_missing(folder, Found.of(folder), config, first=True)
+        sent = worker_arrays.submit_missing(folder, FoundSearch.of(folder), job, first=True)
         say(f"search {self._name}: workers submitted: {sent or 'none, enough live'}")
-        if not config.launch.wait:
+        if not job.launch.wait:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
         pause = _POLL_S[0]
-        while not Found.of(folder).ended:
+        while not FoundSearch.of(folder).ended:
             try:
-                if not worker_arrays.live(folder) and not Found.of(folder).ended:
+                if not worker_arrays.live(folder) and not FoundSearch.of(folder).ended:
                     raise LaunchError(
                         f"the workers of {folder.name} have ended, but not the search (their logs: "
                         f"{folder}/workers/*/logs); the same command goes on"
@@ -286,19 +293,19 @@ class Search:
             pause = min(_POLL_S[1], pause * 1.2)
         return True
 
-    def _run_here(self, config: Config, folder: Path, code: snapshot.Snapshot | None) -> None:
+    def _run_here(self, launch: LaunchConfig, folder: Path, code: snapshot.Snapshot | None) -> None:
         """Let one worker run on this machine."""
         worker = worker_arrays.new_worker(folder, worker_arrays.WorkerFile())
         say(f"search {self._name}: a worker here; its log: {worker}/logs")
         command = [sys.executable, "-u", "-m", "hpctrain", "work", str(worker)]
-        _, process = local_runs.start(config.launch, worker / "logs", code, command)
+        _, process = local_runs.start(launch, worker / "logs", code, command)
         try:
             process.wait()
         except KeyboardInterrupt:
             process.terminate()
             process.wait()
             raise
-        if not Found.of(folder).ended:
+        if not FoundSearch.of(folder).ended:
             raise LaunchError(f"the worker has ended, but not the search: see {worker}/logs")
 
     def _content_name(self, config: DictConfig) -> str:
@@ -312,7 +319,7 @@ class Search:
         text = reference(json.dumps(parts, sort_keys=True, default=str))
         return f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def _report(self, found: Found, folder: Path) -> None:
+    def _report(self, found: FoundSearch, folder: Path) -> None:
         """Print the best trial and write `optimization_results.yaml`."""
         for trial in found.at("failed"):
             print(mask(f"trial {trial.number} failed: {trial.reason}"), file=sys.stderr)

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from hpctrain.base.files.record import Count, Record
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.rules.batch_sizes import ramp_of
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.runs.data_digest import most_samples
 
@@ -25,7 +25,7 @@ _DIRECTIONS = "minimize", "maximize"
 _VARY_EPOCHS = "data", "train.global_batch_size", "train.batch_size_ramp"
 
 
-class Settings(Record, frozen=True, kw_only=True):
+class SearchSettings(Record, frozen=True, kw_only=True):
     """What `hydra.sweeper` says; search.json has it.
 
     `rungs` are global steps, the last one that of the end of a run, or 0 if it is not known before.
@@ -49,7 +49,9 @@ class Settings(Record, frozen=True, kw_only=True):
         return {key: f"{key}={value}" for key, value in facts.items()} | self.sweeps
 
     @classmethod
-    def checked(cls, given: Mapping[str, Any], metric: str, max_steps: int | None) -> Settings:
+    def checked(
+        cls, given: Mapping[str, Any], metric: str, max_steps: int | None
+    ) -> SearchSettings:
         """Return the settings; a wrong one is a ConfigError.
 
         `metric` and `max_steps` are those of the config.
@@ -85,20 +87,21 @@ class Settings(Record, frozen=True, kw_only=True):
             max_failure_rate=float(rate),
         )
 
-    def check_trial(self, config: Config) -> None:
-        """Raise a ConfigError if the config of a trial cannot have one of the rungs."""
-        end = math.inf if any(key.startswith(_VARY_EPOCHS) for key in self.sweeps) else _end(config)
+    def check_trial(self, data: DataConfig, train: TrainConfig) -> None:
+        """Raise a ConfigError if a trial with these sections cannot have one of the rungs."""
+        varies = any(key.startswith(_VARY_EPOCHS) for key in self.sweeps)
+        end = math.inf if varies else _end(data, train)
         if beyond := [step for step in self.rungs[:-1] if step >= end]:
             raise ConfigError(
                 f"hydra.sweeper.rungs={[*self.rungs]}: with train.max_epochs="
-                f"{config.train.max_epochs} a run ends at step {end:.0f}, so no trial would be "
+                f"{train.max_epochs} a run ends at step {end:.0f}, so no trial would be "
                 f"compared at {beyond[0]}; give smaller rungs, or more epochs (null: no limit)"
             )
 
 
-def _end(config: Config) -> float:
+def _end(data: DataConfig, train: TrainConfig) -> float:
     """Return the step at which `train.max_epochs` ends a run at the latest, if it is known."""
-    data, train, ramp = config.data, config.train, ramp_of(config.train)
+    ramp = ramp_of(train)
     if train.max_epochs is None or (samples := most_samples(data)) is None:
         return math.inf
     # With the smaller batches of a ramp, an epoch may have a part of what the last step leaves out.

@@ -19,7 +19,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
 from hpctrain.errors import ConfigError
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -102,7 +102,7 @@ def sampler(given: Mapping[str, Any], trials: int = 0) -> BaseSampler:
     return found
 
 
-def ask(study: Study, found: Found) -> int:
+def ask(study: Study, found: FoundSearch) -> int:
     """Store a new trial with all its values, in one record, and return its number.
 
     The sampler learns from the paused trials, too. For Optuna they are RUNNING, of which it does

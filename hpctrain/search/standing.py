@@ -21,17 +21,17 @@ from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import is_search
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.search.trials import Found, Trial
+from hpctrain.search.trials import FoundSearch, Trial
 from hpctrain.search.worker_arrays import in_queue
 
 log = logging.getLogger(__name__)
 Rows = list[list[str]]
 
 
-def found_in(sweep: Path) -> Found | None:
+def found_in(sweep: Path) -> FoundSearch | None:
     """Return the search of a sweep's folder; None, and the log says so, if Optuna is not here."""
     try:
-        return Found.of(sweep)
+        return FoundSearch.of(sweep)
     except ImportError:
         log.warning("what the search has found is not known here: pip install optuna")
         return None
@@ -41,7 +41,7 @@ def found_in(sweep: Path) -> Found | None:
 class Standing:
     """A search, with its runs by name."""
 
-    found: Found
+    found: FoundSearch
     runs: Mapping[str, Facts]
     workers: Sequence[Facts] | None  # in the queue; None if the scheduler does not answer
     sweep: Path  # the folder of the search

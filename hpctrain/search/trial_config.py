@@ -34,7 +34,7 @@ from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.rules import metrics
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.freeze import check
+from hpctrain.launch.freeze import check
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:

@@ -13,16 +13,17 @@ from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import file_lock
 from hpctrain.base.files.record import read, written
 from hpctrain.base.processes.causes import NON_FINITE, RANK_KILLED, one_line
-from hpctrain.cluster.restarts import policy
 from hpctrain.cluster.slurm.queue import me
-from hpctrain.config.schema import Config
+from hpctrain.config.frozen import dump, executed
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import may_start_again
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import may_start_again
 from hpctrain.runs.state import stop_request
-from hpctrain.search.trials import Found
+from hpctrain.runs.state.end import End
+from hpctrain.runs.state.verdict import DECIDED_LATER, Room, decide
+from hpctrain.search.trials import FoundSearch
 from hpctrain.search.worker_arrays import WorkerFile
 
 _NAP_S = 0.05
@@ -33,7 +34,7 @@ class Pruned(HpctrainError):
 
 
 @dataclass(frozen=True)
-class Piece:
+class TrialPiece:
     """The training of a trial up to a rung.
 
     `until` is the global step of the rung, or None for the end of the run, `metric` the name of the
@@ -49,9 +50,8 @@ class Piece:
 
 def freeze(
     sweep: Path,
-    found: Found,
-    config: Config,
-    run: RunDir,
+    found: FoundSearch,
+    entry: Entry,
     params: Mapping[str, Any],
     wait: Callable[[float], None],
 ) -> None:
@@ -60,19 +60,20 @@ def freeze(
     A run that has finished, or was begun by another command, is kept, and goes on. `wait` sleeps
     for some seconds, or raises to give up.
     """
+    run, config = entry.run, entry.config
+    trust.check(run.path, executed(config))
     values = [f"{key}={value}" for key, value in params.items()]
-    trust.check(run.path, config)
-    entry = Entry([*found.overrides, *values], config, run, before=run.read())
+    entry.overrides, entry.before = [*found.overrides, *values], run.read()
     entry.swept = [*map(secrets.mask, values)]
     entry.mark(Status.ENDED, "trial")
     finished = entry.before.state == "finished"
     if not finished or config.launch.rerun == "all":
-        if finished or may_start_again(config, run):
+        if finished or may_start_again(run, config.train, config.checkpoint):
             run.archive()
             entry.before = run.read()
         parent = {"uid": found.uid, "name": f"search {found.study} {' '.join(params)}"}
         run.freeze(
-            config,
+            dump(config),
             state=entry.before.state or "created",
             submission=None,
             code=found.code,
@@ -101,7 +102,7 @@ def take(run: RunDir, worker: WorkerFile) -> None:
         run.update(submission=place)
 
 
-def outcome(piece: Piece, last: int) -> tuple[int, float, bool] | None:
+def outcome(piece: TrialPiece, last: int) -> tuple[int, float, bool] | None:
     """Return the rung at the end of a piece, the metric there, and whether the run has finished.
 
     None: it is to be trained, or to be gone on with. A trial that is not to be trained any more
@@ -118,16 +119,16 @@ def outcome(piece: Piece, last: int) -> tuple[int, float, bool] | None:
         return (last if finished else piece.until) or reached, float(value), finished
     if request := stop_request.read(run.path, piece.began):
         raise Pruned(f"cancelled by {request.by}")
-    # The batch script judges it a moment later, or nobody does.
-    judged = attempt.verdict or attempt.cause not in {each.name for each in policy.JUDGED_LATER}
-    if record.state == "failed" and judged and (attempt.ended or 0.0) >= piece.began:
+    # The batch script decides on it a moment later, or nobody does.
+    decided = attempt.verdict or attempt.cause not in {each.name for each in DECIDED_LATER}
+    if record.state == "failed" and decided and (attempt.ended or 0.0) >= piece.began:
         kind = Pruned if attempt.cause == NON_FINITE.name else LaunchError
         raise kind(one_line(attempt.error))
-    if (record.state == "running" or not judged) and not run.is_locked():
-        end = policy.End(RANK_KILLED, "the worker that trained it was killed", step=attempt.step)
+    if (record.state == "running" or not decided) and not run.is_locked():
+        end = End(RANK_KILLED, "the worker that trained it was killed", step=attempt.step)
         last = run.last_checkpoint()
-        answer = policy.answer(record, end, policy.Room(), last)
-        run.end_attempt(**answer.record(last))
-        if not answer.goes_on:
-            raise LaunchError(answer.reason)
+        verdict = decide(record, end, Room(), last)
+        run.end_attempt(**verdict.record(last))
+        if not verdict.goes_on:
+            raise LaunchError(verdict.reason)
     return None

@@ -37,7 +37,7 @@ from hpctrain.base.files.record import read, written
 from hpctrain.base.secrets import expand, mask, reference
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.select import SEARCH_FILE
-from hpctrain.search.settings import Settings
+from hpctrain.search.settings import SearchSettings
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -55,7 +55,7 @@ def code_of(sweep: Path) -> str:
     return (search and search.code) or ""
 
 
-class SearchFile(Settings, frozen=True, kw_only=True):
+class SearchFile(SearchSettings, frozen=True, kw_only=True):
     """The content of search.json."""
 
     VERSION: ClassVar[int] = 1
@@ -152,14 +152,14 @@ class Trial:
         return max(self.values, default=0)
 
 
-class Found(SearchFile, frozen=True, kw_only=True):
+class FoundSearch(SearchFile, frozen=True, kw_only=True):
     """A search as it is now: what search.json says, and the trials of its study."""
 
     ended: str = ""  # why the search is over; "" while it is not
     trials: tuple[Trial, ...] = ()
 
     @classmethod
-    def of(cls, sweep: Path, study: Study | None = None) -> Found:
+    def of(cls, sweep: Path, study: Study | None = None) -> FoundSearch:
         """Return the search of a sweep's folder; a StorageError if it is no search.
 
         An open study saves time. Trials that others have enqueued in it do not count.

@@ -31,13 +31,13 @@ from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.engine.faults import early_signals as signals
 from hpctrain.engine.job import pieces
 from hpctrain.engine.job.here import log_to_stderr, train_frozen
-from hpctrain.engine.job.verdict import close_tracking, is_over, judge
+from hpctrain.engine.job.verdict import close_tracking, is_over, of_run
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 
 if TYPE_CHECKING:
-    from hpctrain.search.trial_run import Piece
+    from hpctrain.search.trial_run import TrialPiece
     from hpctrain.search.workers import Worker
 
 log = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ def _lead(worker: Worker, folder: Path, ranks: RankInfo) -> int:
     return code
 
 
-def _train(worker: Worker, piece: Piece, folder: Path, ranks: RankInfo) -> int:
+def _train(worker: Worker, piece: TrialPiece, folder: Path, ranks: RankInfo) -> int:
     """Train a piece with all ranks, and tell how it went; return 0 if the worker goes on."""
     run, key = RunDir.open(piece.run), ranks.attempt_key
     while True:
@@ -136,13 +136,13 @@ def _has_failed(error: Exception, run: RunDir, ranks: RankInfo) -> bool:
     """Return whether a trial has failed for good; what this process cannot go on from is raised."""
     if ranks.world_size > 1:
         raise error
-    answer = judge(run, 1, ranks.attempt_key, inside=True)
-    if is_over(answer):
+    words = of_run(run, 1, ranks.attempt_key, inside=True)
+    if is_over(words):
         close_tracking(run, 1)
-    elif answer != "restart" or run.read().attempt.cause != GPU_MEMORY.name:
+    elif words != "restart" or run.read().attempt.cause != GPU_MEMORY.name:
         raise error
     log.error("%s: %s", run.name, error, exc_info=not isinstance(error, HpctrainError))
-    return is_over(answer)
+    return is_over(words)
 
 
 def forget() -> bool:

@@ -19,12 +19,12 @@ from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
-from hpctrain.cluster.slurm.script import sbatch_script
-from hpctrain.config.schema import Config
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.errors import LaunchError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 
 LEFT = "left"
 """The file that a worker leaves when it takes no more trials, although its job has not ended."""
@@ -42,17 +42,17 @@ class WorkerFile(Record, frozen=True):
         return read(cls, worker / "worker.json")
 
 
-def script(config: Config, folder: Path, count: int, pythonpath: Iterable[str] = ()) -> str:
-    """Return the text of the batch script for `count` workers with the nodes of `config`."""
+def script(request: JobRequest, folder: Path, count: int, pythonpath: Iterable[str] = ()) -> str:
+    """Return the text of the batch script for `count` workers with what `request` says."""
     return sbatch_script(
-        config,
+        request,
         folder,
         count,
         pythonpath=[*map(Path, pythonpath)],
-        max_running=config.launch.max_running,
+        order=JobOrder(request.launch.max_running),
         command="work",
-        exclude=excluded_hosts.avoided(config),
-        grace_s=road(config.site, config.launch.chain).grace_s,
+        exclude=excluded_hosts.avoided(request),
+        grace_s=road(request.site, request.launch.chain).grace_s,
     )
 
 
@@ -105,7 +105,9 @@ def _notes(sweep: Path) -> dict[Path, WorkerFile]:
     return {folder: WorkerFile.of(folder) for folder in sorted(folders, key=lambda f: int(f.name))}
 
 
-def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequence[int]) -> int:
+def _submit(
+    sweep: Path, found: FoundSearch, request: JobRequest, count: int, inherit: Sequence[int]
+) -> int:
     """Submit an array of workers; return for how many the cluster's limit of jobs leaves room.
 
     A refusal of the scheduler is a LaunchError.
@@ -118,9 +120,9 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequ
         for task in range(count):
             note = WorkerFile(script=str(job), task=task)
             workers.append(new_worker(sweep, note))
-        job.write_text(script(config, folder, count, found.pythonpath))
+        job.write_text(script(request, folder, count, found.pythonpath))
         (folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in workers))
-        array = sbatch.sbatch(job, config, inherit)
+        array = sbatch.sbatch(job, request, inherit)
         write_atomically(folder / "job_id", f"{array}\n")
     except OSError as error:
         raise StorageError(f"{folder}: cannot be written ({error.strerror})") from error
@@ -131,11 +133,13 @@ def _submit(sweep: Path, found: Found, config: Config, count: int, inherit: Sequ
             shutil.rmtree(path, ignore_errors=True)
         if count == 1 or not isinstance(error, sbatch.SubmitLimitError):
             raise
-        return _submit(sweep, found, config, (count + 1) // 2, inherit)
+        return _submit(sweep, found, request, (count + 1) // 2, inherit)
     return count
 
 
-def submit_missing(sweep: Path, found: Found, config: Config, first: bool = False) -> int:
+def submit_missing(
+    sweep: Path, found: FoundSearch, request: JobRequest, first: bool = False
+) -> int:
     """Submit the workers that are needed now and not there; return their number.
 
     With `first`, at least one worker is there afterwards: whoever has killed all of them may have
@@ -143,7 +147,7 @@ def submit_missing(sweep: Path, found: Found, config: Config, first: bool = Fals
     """
     from hpctrain.launch.sweeps.submit_lock import submit_lock  # it imports submitit
 
-    with submit_lock([Path(config.output_dir)]) as locks:
+    with submit_lock([Path(request.output_dir)]) as locks:
         there = live(sweep)
         missing = max(wanted(found) - there, int(first and not there))
-        return _submit(sweep, found, config, missing, locks) if missing > 0 else 0
+        return _submit(sweep, found, request, missing, locks) if missing > 0 else 0

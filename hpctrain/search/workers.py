@@ -27,12 +27,13 @@ from hpctrain.base.files.record import read
 from hpctrain.base.processes.child import run_module
 from hpctrain.base.secrets import mask
 from hpctrain.errors import HpctrainError, LaunchError
+from hpctrain.launch.entry import Entry
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays
 from hpctrain.search.rule import Action, Choice
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trial_run import Piece
-from hpctrain.search.trials import GOAL, Found, owner_lock
+from hpctrain.search.trial_run import TrialPiece
+from hpctrain.search.trials import GOAL, FoundSearch, owner_lock
 from hpctrain.tracking import final_status
 from hpctrain.tracking.meta import Uploaded
 
@@ -47,7 +48,7 @@ _NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
-class Stopped(Exception):
+class WorkerStopped(Exception):
     """The worker was asked to stop while it waited."""
 
 
@@ -66,34 +67,34 @@ class Worker:
         self._left.unlink(missing_ok=True)
         self._owned = ExitStack()  # the lock of the trial that this worker has
         self._stopped = stopped
-        self._study = Found.of(self._sweep).open(self._wait)
+        self._study = FoundSearch.of(self._sweep).open(self._wait)
 
-    def next(self) -> Piece | None:
+    def next(self) -> TrialPiece | None:
         """Return what to train next, which this worker owns then; None if there is nothing more.
 
         It waits while other workers may give this one something to do. That is rare when no trial
         is left to begin, because who reports takes what this report promotes: so a worker that has
         waited for `_LONGEST_S` gives its node back.
         """
-        with suppress(Stopped):
+        with suppress(WorkerStopped):
             return self._next()
         self._owned.close()
         return None
 
-    def settle(self, piece: Piece, error: str = "") -> None:
+    def settle(self, piece: TrialPiece, error: str = "") -> None:
         """Tell the study how a piece has gone, and give its trial back.
 
         If run.json has no result, the trial has failed with the error. Without an error it is as it
         was, and another worker, or this one, goes on with it.
         """
-        with self._owned, suppress(Stopped):
+        with self._owned, suppress(WorkerStopped):
             try:
                 if not self._told(piece) and error:
                     raise LaunchError(error)
             except (trial_run.Pruned, LaunchError) as end:
                 self._tell(piece.number, end)
 
-    def _next(self) -> Piece | None:
+    def _next(self) -> TrialPiece | None:
         pause, since = _PAUSES_S[0], time.monotonic()
         while not self._stopped():
             with self._lock("decision"):
@@ -120,15 +121,15 @@ class Worker:
             if (left := until - time.monotonic()) <= 0:
                 return
             time.sleep(min(left, _NAP_S))
-        raise Stopped
+        raise WorkerStopped
 
     def _lock(self, name: str | Path) -> AbstractContextManager[int]:
         return file_lock(self._sweep / name, lambda: self._wait(_NAP_S))
 
-    def _found(self) -> Found:
-        return Found.of(self._sweep, self._study)
+    def _found(self) -> FoundSearch:
+        return FoundSearch.of(self._sweep, self._study)
 
-    def _begin(self, found: Found, choice: Choice) -> int | None:
+    def _begin(self, found: FoundSearch, choice: Choice) -> int | None:
         """Do what was decided, under the lock; return the number of the trial to train."""
         if choice.action is Action.END:
             self._left.touch()
@@ -144,26 +145,27 @@ class Worker:
         self._owned.enter_context(self._lock(lock))
         return number
 
-    def _prepare(self, found: Found, number: int, goal: int) -> Piece | None:
+    def _prepare(self, found: FoundSearch, number: int, goal: int) -> TrialPiece | None:
         """Return the piece; None if the trial needs no training, and has been told so."""
         stored = self._stored(number)
         until = None if goal == len(found.rungs) else found.rungs[goal - 1]
         began = stored.datetime_start.timestamp() if stored.datetime_start else 0.0
-        config = None
+        entry = None
         try:
             if name := stored.user_attrs.get("run"):
                 run = RunDir.open(Path(found.output_dir) / name)
             else:
                 config, run = read(Bases, self._sweep / "bases.json").run(stored.params)
+                entry = Entry([], config, run)
                 if twin := next((each for each in found.trials if each.run == run.name), None):
                     raise trial_run.Pruned(f"the same run as trial {twin.number}")
             while run.is_locked():  # another command trains it
                 self._wait(_LOOK_S)
-            if config:
-                trial_run.freeze(self._sweep, found, config, run, stored.params, self._wait)
+            if entry:
+                trial_run.freeze(self._sweep, found, entry, stored.params, self._wait)
                 self._trial(number).set_user_attr("run", run.name)
             trial_run.take(run, self._note)
-            piece = Piece(run.path, until, number, found.metric, began)
+            piece = TrialPiece(run.path, until, number, found.metric, began)
             if not self._told(piece):
                 return piece
         except HpctrainError as error:
@@ -171,7 +173,7 @@ class Worker:
         self._owned.close()
         return None
 
-    def _told(self, piece: Piece) -> bool:
+    def _told(self, piece: TrialPiece) -> bool:
         """Report the metric at the end of a piece, if its training has got there."""
         if (end := trial_run.outcome(piece, self._found().rungs[-1])) is None:
             return False
@@ -202,7 +204,7 @@ class Worker:
         state = TrialState.PRUNED if pruned else TrialState.FAIL
         self._study.tell(number, state=state, skip_if_finished=True)
 
-    def _end(self, found: Found, reason: str) -> None:
+    def _end(self, found: FoundSearch, reason: str) -> None:
         """End the search for all workers; failures leave the paused trials for another command."""
         if found.ended:
             return

@@ -69,18 +69,19 @@ class Classification(LabelTask):
         weights = self._weights_of(logits, kinds, "class_weights", "classes")
         if target.is_floating_point():
             wrong = self._labels.outside(target, kinds, "they are probabilities")
-            target = torch.where(wrong, torch.nan, target)
+            target = target if wrong is None else torch.where(wrong, torch.nan, target)
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
             losses = self._losses(logits, target, weights)
         else:
             target, counted = self._counted(target, batch)
             wrong = self._labels.outside(target, kinds, f"the model returned {kinds} classes")
-            classes = target = torch.where(wrong, 0, target)
-            losses = torch.where(wrong, torch.nan, self._losses(logits, target, weights))
+            classes = target = target if wrong is None else torch.where(wrong, 0, target)
+            losses = self._losses(logits, target, weights)
+            losses = losses if wrong is None else torch.where(wrong, torch.nan, losses)
             weight = counted if weights is None else weights[target] * counted
         count = counted.sum()
         sums = {
-            "loss": ((losses * counted).sum(), weight.sum()),
+            "loss": ((losses * counted).sum(), count if weight is counted else weight.sum()),
             "accuracy": (((logits.argmax(1) == classes) & counted).sum(), count),
         }
         if self.top_k:

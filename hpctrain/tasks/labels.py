@@ -31,28 +31,32 @@ class Labels:
         # Those of an evaluation are others.
         self._left = {True: _FIRST, False: _FIRST}
 
-    def outside(self, labels: torch.Tensor, count: int, whole: str) -> torch.Tensor:
+    def outside(self, labels: torch.Tensor, count: int, whole: str) -> torch.Tensor | None:
         """Return which labels are outside their range, bool, in the shape of the labels.
 
-        The labels, (rows, ...), are integers in [0, count), or a floating dtype from 0 to 1.
-        `whole` says what has so many classes, for the error, which is raised if the host may wait
-        for the device.
+        None: the host knows that there are none. The labels, (rows, ...), are integers in
+        [0, count), or a floating dtype from 0 to 1. `whole` says what has so many classes, for the
+        error, which is raised if the host may wait for the device.
         """
-        if labels.is_floating_point():
-            wrong = ~((labels >= -_ROUNDED) & (labels <= 1 + _ROUNDED))  # NaN is outside, too
-        else:
-            wrong = (labels < 0) | (labels >= count)
-        if self._looks(labels) and wrong.any():
-            raise ConfigError(self._text(labels, wrong, count, whole))
-        return wrong
+        if not self._looks(labels):
+            return _outside(labels, count)
+        if labels.numel():  # one operation tells of all of them; a NaN makes both numbers NaN
+            lowest, highest = (each.item() for each in labels.aminmax())
+            most, by = (1, _ROUNDED) if labels.is_floating_point() else (count - 1, 0)
+            if not (lowest >= -by and highest <= most + by):
+                wrong = _outside(labels, count)
+                raise ConfigError(self._text(labels, wrong, count, whole))
+        return None
 
     def _looks(self, labels: torch.Tensor) -> bool:
-        if labels.device.type == "meta" or isinstance(labels, FakeTensor):  # without values
+        if isinstance(labels, FakeTensor):  # without values
             return False
+        if labels.is_cpu:
+            return True
         training = torch.is_grad_enabled()
-        is_first = self._left[training] > 0
+        is_first = self._left[training] > 0 and not labels.is_meta
         self._left[training] -= is_first
-        return is_first or labels.device.type == "cpu"
+        return is_first
 
     def _text(self, labels: torch.Tensor, wrong: torch.Tensor, count: int, whole: str) -> str:
         row, *place = wrong.nonzero()[0].tolist()
@@ -67,6 +71,12 @@ class Labels:
             f"{self._named}: row {row} of {len(labels)}{where} is {value:g}{also}, but {whole}: "
             f"labels are 0 to {highest}.{hint}{cure}"
         )
+
+
+def _outside(labels: torch.Tensor, count: int) -> torch.Tensor:
+    if labels.is_floating_point():
+        return ~((labels >= -_ROUNDED) & (labels <= 1 + _ROUNDED))  # NaN is outside, too
+    return (labels < 0) | (labels >= count)
 
 
 class LabelTask(SplitTask):
@@ -92,7 +102,9 @@ class LabelTask(SplitTask):
 
     def _counted(self, labels: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the labels, with 0 in place of those that are ignored, and which of them count."""
-        counted = batch["mask"].view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
+        counted = batch["mask"]
+        if labels.dim() > 1:
+            counted = counted.view(-1, *[1] * (labels.dim() - 1)).expand_as(labels)
         if self.ignore is None:
             return labels, counted
         known = labels != self.ignore

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.tokenizer import DatasetTokenizer
-from hpctrain.engine.tasks.task import Part, SplitTask, Sums, field, in_default_dtype
+from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums, field, in_default_dtype
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.tasks.labels import Labels
 
@@ -55,7 +55,7 @@ class LanguageModel(SplitTask):
         self._labels = Labels("task.tokens", tokens)
         self.arguments = ("documents",) if documents else ()
         self._bytes: torch.Tensor | None = None
-        self._part: Part | None = None
+        self._part: CutsSequence | None = None
 
     def bind(self, source: str | Path) -> Self:
         """Return this task with the number of bytes of each token, for `bits_per_byte`.
@@ -71,7 +71,7 @@ class LanguageModel(SplitTask):
             bound._bytes = torch.from_numpy(lengths)
         return bound
 
-    def on(self, part: Part) -> Self:
+    def on(self, part: CutsSequence) -> Self:
         """Return this task for a model that returns the logits of `part` of the positions."""
         divided = copy.copy(self)
         divided._part = part
@@ -105,9 +105,9 @@ class LanguageModel(SplitTask):
         size = logits.shape[-1]
         there = f"the model returned logits of {size} tokens"
         wrong = self._labels.outside(targets, size, there)
-        targets = torch.where(wrong, 0, targets)
+        targets = targets if wrong is None else torch.where(wrong, 0, targets)
         losses = self._losses(logits.flatten(0, 1), targets.flatten())
-        losses = torch.where(wrong.flatten(), torch.nan, losses)
+        losses = losses if wrong is None else torch.where(wrong.flatten(), torch.nan, losses)
         total = (losses * counted.flatten()).sum()
         sums = {"loss": (total, counted.sum())}
         if self._bytes is not None:

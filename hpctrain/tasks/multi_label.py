@@ -67,7 +67,7 @@ class MultiLabel(LabelTask):
         losses = F.binary_cross_entropy_with_logits(
             logits, labels.to(logits.dtype), reduction="none", pos_weight=weights
         )
-        losses = torch.where(wrong, torch.nan, losses)
+        losses = losses if wrong is None else torch.where(wrong, torch.nan, losses)
         found, there = (logits.sigmoid() > self.threshold) & counted, (labels > 0) & counted
         right, found_sum, there_sum = (found & there).sum(), found.sum(), there.sum()
         count = counted.sum()

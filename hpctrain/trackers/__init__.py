@@ -2,6 +2,6 @@
 
 from hpctrain.trackers.tensor_board import TensorBoard
 from hpctrain.trackers.weights_and_biases import WeightsAndBiases
-from hpctrain.tracking.other import OtherTracker
+from hpctrain.tracking.tracker import OtherTracker
 
 __all__ = ["OtherTracker", "TensorBoard", "WeightsAndBiases"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.base.files.disk import expanded
 from hpctrain.errors import ConfigError
-from hpctrain.tracking.other import OtherTracker
+from hpctrain.tracking.tracker import OtherTracker
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from hpctrain.errors import ConfigError
-from hpctrain.tracking.other import OtherTracker
+from hpctrain.tracking.tracker import OtherTracker
 
 _STEP = "global_step"
 

@@ -13,7 +13,7 @@ from hpctrain.tracking import journal, recorded
 
 
 def read(
-    path: Path, each: Callable[[journal.Record], None] | None = None
+    path: Path, each: Callable[[journal.JournalRecord], None] | None = None
 ) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
     """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 
@@ -32,10 +32,10 @@ def read(
         if body["kind"] == "metrics":
             starts.append(record.start)
             rows.append(len(steps))
-            for key, value in body["metrics"].items():
-                steps.append(body["step"])
-                codes.append(numbers.setdefault(key, len(numbers)))
-                values.append(float(value))
+            found = body["metrics"]
+            steps.extend([body["step"]] * len(found))
+            codes.extend([numbers.setdefault(key, len(numbers)) for key in found])
+            values.extend(map(float, found.values()))
         elif body["kind"] == "superseded":
             first, end = bisect_left(starts, body["from"]), bisect_left(starts, body["to"])
             rows_to = rows[end] if end < len(rows) else len(steps)

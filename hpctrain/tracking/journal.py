@@ -39,7 +39,7 @@ def journal_path(run_dir: Path) -> Path:
     return run_dir / "journal" / "events.jsonl"
 
 
-class Record(NamedTuple):
+class JournalRecord(NamedTuple):
     """One line of the journal."""
 
     start: int  # position of the first byte
@@ -71,7 +71,7 @@ class Journal:
         self._lock = threading.Lock()
         self._dirty = False
         self._closed = threading.Event()
-        newest = _last(self._fd, size, "attempt")
+        newest = _last(self._fd, size, "attempt") if size else None
         self.attempt = int(newest["attempt"]) + 1 if newest else 1
         if size and os.pread(self._fd, 1, size - 1) != b"\n":
             os.write(self._fd, b"\n")
@@ -158,7 +158,7 @@ class Journal:
                 self.sync()
 
 
-def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Record], int]:
+def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[JournalRecord], int]:
     """Read whole, valid records from `position` on, until one ends `limit` bytes after it.
 
     The second result is the position where the next call shall continue. It is before a last line
@@ -179,10 +179,12 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Reco
             if ends[-1] >= stop:
                 break
     found = zip(ends, ends[1:], parse_all(lines), strict=False)
-    return [Record(start, end, body) for start, end, body in found if body is not None], ends[-1]
+    return [
+        JournalRecord(start, end, body) for start, end, body in found if body is not None
+    ], ends[-1]
 
 
-def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[Record]:
+def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[JournalRecord]:
     """Yield every record from `position` on that begins before the position `end`."""
     while True:
         records, following = read(path, position)

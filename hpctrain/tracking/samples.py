@@ -67,7 +67,7 @@ def idle(run_dir: Path) -> dict[str, tuple[float, str]]:
     return found
 
 
-class Writer:
+class SampleWriter:
     """Appends the samples of one node. An incomplete last line, of a killed process, is ended."""
 
     def __init__(self, path: Path) -> None:

@@ -14,8 +14,7 @@ from typing import Any
 
 from hpctrain.base.secrets import mask
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.other import OtherTracker
-from hpctrain.tracking.tracker import JournalTracker, Status, Tracker, flatten, public
+from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Status, Tracker, flatten, public
 
 log = logging.getLogger(__name__)
 

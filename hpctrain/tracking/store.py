@@ -12,8 +12,11 @@ Every process imports this module and few need HTTP, so `server` is imported ins
 """
 
 import errno
+import hashlib
 import logging
 import os
+import posixpath
+import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -28,6 +31,7 @@ from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 log = logging.getLogger(__name__)
 
 _LOCK_SECONDS, _PATIENCE_S = 120.0, 1.0
+_LONGEST_KEY = 250  # characters
 
 
 def check_uri(uri: str, mounts: Path = TABLE) -> None:
@@ -212,3 +216,17 @@ def write_lock(uri: str, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
 def beside(path: Path, suffix: str) -> Path:
     """Return the path of a hidden file in the folder of `path`: `.NAME.SUFFIX`."""
     return path.with_name(f".{path.name}.{suffix}")
+
+
+def clean_key(key: str) -> str:
+    """Return a key as MLflow takes it: `acc_1` for `acc@1`, `a/b` for `a//b/`.
+
+    It has letters, digits, `_`, `-`, `.`, blanks, `:` and `/`, at most 250 characters: of a longer
+    one 241, and a digest.
+    """
+    key = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", key)).lstrip("/")
+    if key in ("", ".") or key.startswith(".."):
+        key = f"_{key}"
+    if len(key) > _LONGEST_KEY:
+        key = f"{key[: _LONGEST_KEY - 9]}-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
+    return key

@@ -1,6 +1,6 @@
 """The tracker: the interface through which the trainer records params, metrics and the outcome.
 
-    tracker: Tracker = JournalTracker(run_dir, uri=..., experiment=..., run_name=..., uid=...)
+    tracker: Tracker = JournalTracker(run_dir, Meta(uri, experiment, run_name, uid))
     tracker.start(params=config, tags={"git.commit": "..."})
     tracker.rewind(checkpoint.tracker_position)      # after a resume, before the first metric
     tracker.log_metrics({"loss": 0.7}, step=1)       # about 10 us: one line in the journal
@@ -13,19 +13,20 @@ process, the `uploader`, uploads the journal. The training does not notice if it
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base import secrets
 from hpctrain.base.processes.child import Process
+from hpctrain.config.frozen import flat
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.page import images
-from hpctrain.tracking.page.mlflow_names import clean_key
-from hpctrain.tracking.store import check_uri, resolve_uri
+from hpctrain.tracking.store import check_uri, clean_key, resolve_uri
 from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 log = logging.getLogger(__name__)
@@ -91,30 +92,56 @@ class NullTracker(Tracker):
     """A tracker that records nothing."""
 
 
+class OtherTracker(NullTracker):
+    """Base class of a tracker beside MLflow. Override the methods of which it shall know.
+
+        class Lines(OtherTracker):
+            def log_metrics(self, metrics, step):
+                print(step, *metrics.items())
+
+    Rank 0 makes it once for each attempt, and calls it from the thread that trains: a method must
+    return soon. If a method raises an exception, the run goes on without this tracker.
+
+    Attributes:
+        run_dir: The run directory; absolute.
+        run_name: The name of the run in MLflow.
+        uid: Our id of the run, which is the same in all attempts: 32 hexadecimal digits.
+    """
+
+    run_dir: Path
+    run_name: str
+    uid: str
+
+    def rewind_to(self, step: int, logged: Mapping[str, int]) -> None:
+        """Learn that the metrics go on at `step`, after a resume or a rollback.
+
+        It is called before the first metric or image of an attempt, too.
+
+        Args:
+            step: The first step that will be logged.
+            logged: For each metric that was logged at `step` or later before, the last such step.
+        """
+
+
 class JournalTracker(Tracker):
     """A tracker that writes the journal and keeps an uploader process running.
 
-    `uid` is the id of the run, and the parent is its sweep. Without `upload`, `hpctrain status
-    --upload` uploads later. `finish` waits `drain` seconds for the uploader. `check` ends the
-    process if it may no longer write (see `Journal`).
+    `meta` is where the run goes. Without `upload`, `hpctrain status --upload` uploads later.
+    `finish` waits `drain` seconds for the uploader. `check` ends the process if it may no longer
+    write (see `Journal`).
     """
 
     def __init__(
         self,
         run_dir: Path,
+        meta: Meta,
         *,
-        uri: str,
-        experiment: str,
-        run_name: str,
-        uid: str,
-        parent_uid: str | None = None,
-        parent_name: str | None = None,
         upload: bool = True,
         drain: float = 10.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._run_dir = run_dir.absolute()
-        self._uri = resolve_uri(uri, Path.cwd())  # the uploader works in another folder
+        self._uri = resolve_uri(meta.uri, Path.cwd())  # the uploader works in another folder
         self._upload = upload
         self._uploader = ChildUploader(self._run_dir, self._uri, drain)
         self._finished = False
@@ -123,8 +150,7 @@ class JournalTracker(Tracker):
         self._names: dict[str, str] = {}  # of the metrics so far, with those in MLflow
         self._journal = Journal(self._run_dir, check=check)
         self.attempt = self._journal.attempt
-        meta = Meta(self._uri, experiment, run_name, uid, parent_uid, parent_name)
-        meta.write(self._run_dir)
+        replace(meta, uri=self._uri).write(self._run_dir)
 
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt: record process, params and tags, and start the uploader."""
@@ -271,12 +297,6 @@ def public(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(tree: Mapping[str, Any]) -> dict[str, str]:
     """Return nested params as `{"optimizer.lr": "0.1"}`; a list or empty mapping is one value."""
-    flat: dict[str, str] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = str(value)
-    return flat
+    return {key: str(value) for key, value in flat(tree).items()}

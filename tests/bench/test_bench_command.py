@@ -11,23 +11,25 @@ import torch
 
 from hpctrain.errors import ConfigError
 from hpctrain.insight.bench.bench import _limit, main
-from hpctrain.insight.bench.parts import Part, step_seconds
+from hpctrain.insight.bench.parts import PartFigures, step_seconds
 from tests.conftest import ROOT
 
 
-def part(rate: float, p50: float = 10.0) -> Part:
-    return Part(rate, p50, p50)
+def part(rate: float, p50: float = 10.0) -> PartFigures:
+    return PartFigures(rate, p50, p50)
 
 
 def test_the_figures_of_steps() -> None:
     """Two ranks, whose steps wait for the slower one."""
     seconds = [[0.1] * 9 + [0.2], [0.1] * 10]
-    found = Part.of(seconds, 64, step_bytes=1.1e6, step_flops=1e9, peak=1e11)
+    found = PartFigures.of(seconds, 64, step_bytes=1.1e6, step_flops=1e9, peak=1e11)
     assert found.samples_per_s == pytest.approx(64 / 0.11)
     assert (found.p50_ms, found.p95_ms) == (100.0, 200.0)
     assert found.mb_per_s == pytest.approx(10.0)
     assert found.mfu_percent == pytest.approx(100 * 1e9 / 0.11 / 1e11)
-    assert Part.of(seconds, 64, step_flops=1e9).mfu_percent is None  # the hardware is unknown
+    assert (
+        PartFigures.of(seconds, 64, step_flops=1e9).mfu_percent is None
+    )  # the hardware is unknown
 
 
 def test_what_limits() -> None:

@@ -26,7 +26,7 @@ from hpctrain.engine.checkpoint.saving import saves as saves_module
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.session.stepping import Every
+from hpctrain.engine.steps.stepping import Every
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage
@@ -324,8 +324,8 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.cluster.ranks.ranks import RankInfo
 from tests.checkpoint.test_background_saves import batch, checkpointer, make, process_of
 
 with process_group(RankInfo("single"), ParallelConfig(device="cpu")):

@@ -33,7 +33,7 @@ from hpctrain.data.generators import seed_generators
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.finite_values import FiniteValues
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
-from hpctrain.engine.checkpoint.saving.part import Job
+from hpctrain.engine.checkpoint.saving.part import RankPart
 from hpctrain.engine.checkpoint.starting_point import load_weights
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.step import TrainStep
@@ -406,7 +406,7 @@ def test_a_checkpoint_that_cannot_be_written_is_a_storage_error(tmp_path: Path) 
         saved.save(1, {})
 
 
-@pytest.mark.parametrize("late", [(Job, "write"), (Manifest, "write")])
+@pytest.mark.parametrize("late", [(RankPart, "write"), (Manifest, "write")])
 def test_a_rank_of_an_older_step_commits_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: tuple[type, str]
 ) -> None:

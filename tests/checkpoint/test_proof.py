@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.processes import cgroup
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
 from hpctrain.engine.checkpoint.saving import proof
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.errors import StorageError
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("group_of_one")
 
 def saver(folder: Path, staging: float = 0) -> Checkpointer:
     step = make()
-    return Checkpointer(folder, 2, here(), step.model, step.optimizer, staging=staging)
+    return Checkpointer(folder, 2, here(), step.model, step.optimizer, sizes=StateSizes(2, staging))
 
 
 def test_a_folder_that_takes_no_checkpoint_is_refused_before_the_first_step(

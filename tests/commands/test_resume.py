@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.files import disk
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import dump, load
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.launch import resume as resume_command
 from hpctrain.runs.run_dir import RunDir
@@ -78,7 +78,7 @@ def test_an_interrupted_run_is_resumed_and_only_its_place_may_change(
     RunDir(run).update(code=before.get("code"))
     config = load(run / "config.yaml")
     config.train.from_scratch = True  # the run was once started with this key
-    RunDir.open(run).freeze(config)
+    RunDir.open(run).freeze(dump(config))
     (run / "checkpoints").rename(tmp_path / "gone")
     assert "train.from_scratch=true" in resume(run.name, code=6).stderr
     (tmp_path / "gone").rename(run / "checkpoints")

@@ -111,7 +111,7 @@ def test_another_users_uploader_is_not_called_ended(
 def test_attempts_that_were_killed_have_taken_time(tmp_path: Path) -> None:
     run = RunDir(make_run(tmp_path))
     now = time.time()
-    signs = samples.Writer(samples.folder(run.path) / "n01.jsonl")
+    signs = samples.SampleWriter(samples.folder(run.path) / "n01.jsonl")
     # Killed after 240 s, at the start-up after 60 s, and before anything was heard of it.
     for begun_s, heartbeat_s, sample_s in ((1000, 760, 770), (500, None, 440), (200, None, None)):
         run.begin_attempt(host="n01")

@@ -23,7 +23,7 @@ from hpctrain.config.validate import validate
 from hpctrain.data.shards.format import write_shards
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.insight.reference.help import as_typed
-from hpctrain.runs.freeze import check, freeze
+from hpctrain.launch.freeze import check, freeze
 
 Compose = Callable[..., Config]
 MINE = "# @package _global_\ndefaults:\n  - digits\n"  # of a file in experiment/

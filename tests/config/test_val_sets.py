@@ -29,6 +29,10 @@ def composed(composer: Any, digits: Path, sets: str) -> Config:
     return config
 
 
+def digest_of(config: Config) -> str:
+    return data_digest(config.data, config.train, config.task)
+
+
 def test_each_set_has_metrics_and_is_part_of_the_run(
     composer: Any, digits: Path, tmp_path: Path
 ) -> None:
@@ -42,14 +46,14 @@ def test_each_set_has_metrics_and_is_part_of_the_run(
     contexts = [(facts["name"], facts["context"]) for facts in data_sets(config.data)]
     assert contexts == [("digits", "training"), ("other", "evaluation")]
     # The name of the run follows from the samples, not from where they are.
-    digest = data_digest(config)
-    assert digest != data_digest(composed(composer, digits, ""))
+    digest = digest_of(config)
+    assert digest != digest_of(composed(composer, digits, ""))
     moved = other.rename(tmp_path / "moved")
     again = composed(composer, digits, sets.replace(str(other), str(moved)))
-    assert identity(again, data_digest(again)) == identity(config, digest)
+    assert identity(again, digest_of(again)) == identity(config, digest)
     changed = write(tmp_path / "changed", "test", label=np.arange(1, 7))
     third = composed(composer, digits, sets.replace(str(other), str(changed)))
-    assert data_digest(third) != digest
+    assert digest_of(third) != digest
 
 
 @pytest.mark.parametrize(
@@ -82,4 +86,4 @@ def test_a_set_that_does_not_fit_is_refused(composer: Any, digits: Path, tmp_pat
         (f"{{name: a, path: {blank}}}", "task.target=label: the samples have image"),
     ):
         with pytest.raises((ConfigError, DataError), match=said):
-            data_digest(composed(composer, digits, sets))
+            digest_of(composed(composer, digits, sets))

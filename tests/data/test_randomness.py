@@ -9,7 +9,7 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.randomness import draws_for_batches, draws_for_samples, marked
-from hpctrain.data.transforms import Watched as WatchedBatches
+from hpctrain.data.transforms import WatchedBatches as WatchedBatches
 from hpctrain.data.workers.samples import SampleRandom, Watched
 from hpctrain.errors import ConfigError
 from tests.data import random_transforms as r

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data_prep.options import Options
-from data_prep.source import BadRecords, Block, Piece, Source
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock
 from data_prep.writing.split import parse_split
 from hpctrain.data.shards.field import Field
 
@@ -31,12 +31,12 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hand(Source):
+class Hand(InputSource):
     """A source whose pieces are lists of rows. `act` says how it fails when piece 1 is read."""
 
     act: str = ""
 
-    def read(self, what: tuple[str, Sequence[Row]], reading: BadRecords) -> Iterator[Block]:
+    def read(self, what: tuple[str, Sequence[Row]], reading: BadRecords) -> Iterator[SampleBlock]:
         file, rows = what
         if file.endswith("1"):
             self.misbehave()
@@ -49,7 +49,7 @@ class Hand(Source):
                     numbers.append(f"row {number}")
                     used.append(row)
             if used:
-                yield Block(
+                yield SampleBlock(
                     {
                         "x": np.array([row.x for row in used], np.float64),
                         "label": np.array([row.label for row in used], np.int64),

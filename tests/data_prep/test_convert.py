@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.source import Block, Piece, SourceFile
+from data_prep.source import Piece, SampleBlock, SourceFile
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from hpctrain.data.shards.index import Index
@@ -153,7 +153,7 @@ def test_blocks_that_do_not_fit(tmp_path):
     class Wrong(type(hand())):
         def read(self, what, reading):
             values = {"x": np.zeros(2), "label": np.zeros(2, np.int64), "text": [NONE, NONE]}
-            yield Block(values | what[1], file="f", **what[0])
+            yield SampleBlock(values | what[1], file="f", **what[0])
 
     NONE = np.zeros(0, np.uint8)
     for given, values, said in (

@@ -13,7 +13,7 @@ import pytest
 
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import finalize_parts
-from data_prep.writing.job import Job
+from data_prep.writing.job import Conversion
 from hpctrain.data.shards import commit
 from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.data.shards.index import Index
@@ -93,7 +93,7 @@ def test_parts_of_something_else_are_not_mixed(tmp_path):
         with pytest.raises(DataError, match="holds parts of another source or of other options"):
             convert(hand(*ROWS), tmp_path / "OUT", other)
     # Two jobs that start at the same moment do not see each other, but `finalize` detects it.
-    with Job(tmp_path / "OUT") as job:
+    with Conversion(tmp_path / "OUT") as job:
         assert job.load()
         first = job.pieces.folder / "pieces" / "00000" / "piece.json"
         first.write_text(first.read_text().replace(job.plan.fingerprint, "another"))

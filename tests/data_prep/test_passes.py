@@ -7,7 +7,7 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from data_prep.source import Block
+from data_prep.source import SampleBlock
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from data_prep.writing.piece import Converter
@@ -208,7 +208,7 @@ def test_other_byte_orders_and_blocks_give_the_same(tmp_path):
             for block in super().read(what, reading):
                 values = dict(block.values)
                 values["x"] = values["x"].astype(">f8")
-                yield Block(values, block.keys, block.column, block.file, block.records)
+                yield SampleBlock(values, block.keys, block.column, block.file, block.records)
 
     rows = [Row(float(i), text="é" * i) for i in range(20)]
     source = hand(rows)

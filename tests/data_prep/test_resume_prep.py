@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from data_prep.writing.convert import convert
-from data_prep.writing.job import Job
+from data_prep.writing.job import Conversion
 from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
@@ -198,7 +198,7 @@ def test_after_a_bad_record_skip_goes_on_and_stop_does_not_take_its_pieces(tmp_p
     with pytest.raises(DataError, match="no good"):
         convert(source, out, options())
     first = (out / PARTIAL / "pieces" / "00000" / "piece.json").stat().st_mtime_ns
-    with Job(out) as job:
+    with Conversion(out) as job:
         job.load()
         assert job.pieces.done() == {0}
     before = first, (out / PARTIAL / "pieces" / "00000" / "train-00000.h5").stat().st_ino

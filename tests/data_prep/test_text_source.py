@@ -85,13 +85,13 @@ def test_lines_are_cut_anywhere_and_each_is_read_once(here):
         content = ("\n".join(lines) + end).encode()
         path = here / "a.txt"
         path.write_bytes(content)
-        reader = documents.Reader(lines=True)
+        reader = documents.DocumentReader(lines=True)
         for step in range(1, len(content) + 2):
             counted = Counted()
             found = [
                 document.text
                 for start, stop in files.ranges(len(content), step)
-                for document in reader.read(files.Part(str(path), start, stop), counted)
+                for document in reader.read(files.FileRange(str(path), start, stop), counted)
             ]
             assert found == ["ä", "bc", "😀" * 3, "d" * 50, "last"]
             assert counted.skipped == 3  # "\r\n" ends a line too, so "\r" is an empty line

@@ -18,7 +18,7 @@ from hpctrain.base.units import GIB
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.distributed.devices import Seen, agree, assign, kind
-from hpctrain.engine.supervised.micro_batches import Memory
+from hpctrain.engine.supervised.micro_batches import GpuMemory
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
 
 
@@ -246,8 +246,8 @@ def test_a_process_keeps_to_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
     devices.keep_to_share(0.25, torch.device("cuda", 0))
     assert limits == [pytest.approx(19 / 80)]  # CUDA's own memory is part of the share
-    assert Memory().size() == pytest.approx(19 * GIB)
+    assert GpuMemory().size() == pytest.approx(19 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 80 * GIB))
-    assert Memory().size() == pytest.approx(7 * GIB)  # others have taken more than theirs
+    assert GpuMemory().size() == pytest.approx(7 * GIB)  # others have taken more than theirs
     with pytest.raises(ConfigError, match=r"launch.gpus_per_run=0.01: of this GPU that is 0.8 GiB"):
         devices.keep_to_share(0.01, torch.device("cuda", 0))

@@ -15,13 +15,13 @@ START = """
     import os, signal, sys, time
     from pathlib import Path
     from hpctrain.config.schema import ParallelConfig
-    from hpctrain.distributed.group import process_group
-    from hpctrain.distributed.long_work import long_work
-    from hpctrain.rendezvous.ranks import RankInfo
+    from hpctrain.engine.distributed.group import process_group
+    from hpctrain.engine.distributed.long_work import long_work
+    from hpctrain.cluster.ranks.ranks import RankInfo
     from hpctrain.config.rules.degrees import Degrees
-    from hpctrain.job.building.build_data import DataBuilder
-    from hpctrain.job.building.instantiate import instantiate
-    from hpctrain.parallel.mesh import Mesh
+    from hpctrain.engine.building.build_data import DataBuilder
+    from hpctrain.engine.building.instantiate import instantiate
+    from hpctrain.engine.parallel.mesh import Mesh
 
     rank, port, folder, timeout_s = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), 4
     ranks = RankInfo("test", rank, rank, 0, 2, 2, 1, "127.0.0.1", port)

@@ -21,8 +21,8 @@ VICTIM = """
     import torch
     import torch.distributed as dist
     from hpctrain.config.schema import ParallelConfig
-    from hpctrain.distributed.group import process_group
-    from hpctrain.rendezvous.ranks import RankInfo
+    from hpctrain.engine.distributed.group import process_group
+    from hpctrain.cluster.ranks.ranks import RankInfo
 
     rank, port, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     ranks = RankInfo("slurm", rank, rank, 0, 2, 2, 1, "127.0.0.1", port, job_id="1234")

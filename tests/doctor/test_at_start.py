@@ -16,19 +16,20 @@ import torch.distributed as dist
 
 from hpctrain.base.processes.causes import NODE
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts.policy import End
 from hpctrain.cluster.slurm import excluded_hosts
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
-from hpctrain.engine.job import lone_end
 from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
 from hpctrain.insight.doctor.checks import gpu_health, installed
+from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.measures import node_job
-from hpctrain.insight.doctor.probe import Expectation
 from hpctrain.insight.monitor.nvidia import Nvidia
 from hpctrain.insight.preflight import check_nodes, checked
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import verdict
+from hpctrain.runs.state.end import End
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 
@@ -57,9 +58,9 @@ def checks(output: str, fault: str) -> dict[str, dict[str, str]]:
         ),
         planted(fault if rank == 1 else "", rank),
     ):
-        places = checked(Expectation.of(config(output)), node(rank), CPU, full=False)
+        places = checked(expected_of(config(output)), node(rank), CPU, full=False)
     return {
-        host: {f.check: f.verdict for f in each if f.verdict in ("warn", "fail")}
+        host: {f.check: f.result for f in each if f.result in ("warn", "fail")}
         for host, each in places.items()
     }
 
@@ -122,19 +123,19 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     (tmp_path / "run").mkdir()
     asked: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        lone_end, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
+        verdict, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
     )
     differ = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA H100", "")
     ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "127.0.0.1", 0, (), job_id="7")
     mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
     run.update(attempts=[])
     run.begin_attempt(job_id="7", first_step=0)
-    bad = preflight_module._remember(mine, ranks, {"node1": [differ]})
+    bad = preflight_module._remember(str(tmp_path), ranks, {"node1": [differ]})
     end = End(NODE, "NodeError: node1: same GPUs", hosts=tuple(bad), bad=True)
-    lone_end.go_on(run, ranks, end, mine)
+    verdict.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]
     assert (run.read().attempt.verdict, run.read().attempt.avoid) == ("requeue", ("node1",))
-    assert excluded_hosts.avoided(mine) == []
+    assert excluded_hosts.avoided(JobRequest.of(mine)) == []
 
 
 def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:

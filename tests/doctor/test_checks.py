@@ -18,8 +18,9 @@ import pytest
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor.checks import infiniband, installed, interfaces, limits
+from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding, good, worst
-from hpctrain.insight.doctor.probe import Expectation, probe
+from hpctrain.insight.doctor.probe import probe
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 
@@ -35,13 +36,13 @@ def port(folder: Path, adapter: str, state: str = "4: ACTIVE") -> None:
 
 
 def bad(findings: list[Finding]) -> dict[str, str]:
-    return {one.check: one.verdict for one in findings if one.verdict in ("warn", "fail")}
+    return {one.check: one.result for one in findings if one.result in ("warn", "fail")}
 
 
 def test_a_rank_with_one_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Slurm's --gpus-per-task=1: the GPU is number 0 to its rank, and the fourth of the node."""
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
-    asked = Expectation.of(Config(output_dir=str(tmp_path)))
+    asked = expected_of(Config(output_dir=str(tmp_path)))
     nvml = Nvml()
     nvml.ecc, nvml.used = (0, 1), 0
     seen = probe(
@@ -70,11 +71,11 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
 
     def verdicts(ranks: RankInfo, gpus: list[str], backend: str = "auto") -> list[str]:
-        asked = Expectation.of(Config(output_dir=str(here)))
+        asked = expected_of(Config(output_dir=str(here)))
         asked = replace(asked, backend=backend)
         found = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml)).findings
         names = "locked memory (ulimit -l)", "InfiniBand library"
-        return [one.verdict for one in found if one.check in names]
+        return [one.result for one in found if one.check in names]
 
     monkeypatch.setattr(infiniband, "library", lambda: good("InfiniBand library", "loads"))
     assert verdicts(alone, [GPU]) == verdicts(several, []) == ["pass"]
@@ -100,7 +101,7 @@ def test_torch_without_bytecode_is_told(tmp_path: Path, monkeypatch: pytest.Monk
     assert not told(), "Python keeps it at the first start"
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     (found,) = told()
-    assert found.verdict == "warn"
+    assert found.result == "warn"
     assert f"compileall -q -j 0 {tmp_path.parent}" in found.cure
     py_compile.compile(str(source))
     assert not told()
@@ -126,18 +127,18 @@ def test_a_port_in_use() -> None:
         other.listen()
         number = other.getsockname()[1]
         found = interfaces.port("127.0.0.1", number, only_here=True)
-    assert found.verdict == "fail"
+    assert found.result == "fail"
     assert str(number) in found.found
-    assert interfaces.port("127.0.0.1", number, only_here=True).verdict == "pass"
+    assert interfaces.port("127.0.0.1", number, only_here=True).result == "pass"
 
 
 def test_infiniband(tmp_path: Path) -> None:
     (absent,) = infiniband.checked(tmp_path / "no")
-    assert (absent.verdict, infiniband.rates(tmp_path / "no")) == ("unknown", "none")
+    assert (absent.result, infiniband.rates(tmp_path / "no")) == ("unknown", "none")
     for adapter in ("mlx5_0", "mlx5_1"):
         port(tmp_path, adapter)
     (found,) = infiniband.checked(tmp_path)
-    assert (found.verdict, found.found) == ("pass", "active: 2 x 400 Gb/sec (4X NDR)")
+    assert (found.result, found.found) == ("pass", "active: 2 x 400 Gb/sec (4X NDR)")
     port(tmp_path, "mlx5_1", state="1: DOWN")
     (found,) = infiniband.checked(tmp_path)
     assert "1 of 2 ports are active; not mlx5_1/1 (1: DOWN)" in found.found
@@ -160,5 +161,5 @@ def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
     verbs = SimpleNamespace(ibv_get_device_list=list_devices)
     monkeypatch.setattr(infiniband.ctypes, "CDLL", lambda name: verbs)
     found = infiniband.library()
-    assert (found.verdict, "NCCL falls back to TCP" in found.found) == ("warn", True)
-    assert infiniband.library().verdict == "pass"
+    assert (found.result, "NCCL falls back to TCP" in found.found) == ("warn", True)
+    assert infiniband.library().result == "pass"

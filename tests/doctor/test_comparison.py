@@ -5,13 +5,14 @@ from pathlib import Path
 
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.command import settings
+from hpctrain.insight.doctor.command import expected_of, settings
 from hpctrain.insight.doctor.finding import Finding, good, worst
-from hpctrain.insight.doctor.measures import all_reduce, pairs
-from hpctrain.insight.doctor.probe import Expectation, Probe
+from hpctrain.insight.doctor.measures import speeds
+from hpctrain.insight.doctor.probe import Probe
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
@@ -25,7 +26,7 @@ def look(node: int, **changes: object) -> Probe:
 
 def verdicts(looks: list[Probe]) -> dict[str, list[tuple[str, str]]]:
     return {
-        host: [(one.check, one.verdict) for one in findings if one.verdict != "pass"]
+        host: [(one.check, one.result) for one in findings if one.result != "pass"]
         for host, findings in comparison.compared(looks).items()
     }
 
@@ -65,7 +66,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     slow = {"matmul_tflops": 250.0, "memory_gb_s": 1500.0}
     looks = [look(0), look(1), look(2, gpus=[old], figures=slow), look(3, gpus=[old], figures=slow)]
     assert {"fail"} <= {
-        one.verdict for found in comparison.compared(looks).values() for one in found
+        one.result for found in comparison.compared(looks).values() for one in found
     }
     assert (
         worst(f for found in comparison.compared(looks, mixed=True).values() for f in found)
@@ -76,12 +77,12 @@ def test_nodes_that_are_meant_to_differ() -> None:
     looks[3] = look(3, gpus=[old], versions=other, figures=figures)
     looks.append(look(4, gpus=[old], figures=slow))
     found = comparison.compared(looks, mixed=True)
-    assert [one.check for one in found["node3"] if one.verdict in ("warn", "fail")] == [
+    assert [one.check for one in found["node3"] if one.result in ("warn", "fail")] == [
         "rank 3: matmul_tflops"
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [Expectation.of(each).mixed for each in (plain, weighted, several)] == [
+    assert [expected_of(each).mixed for each in (plain, weighted, several)] == [
         False,
         True,
         True,
@@ -116,7 +117,7 @@ def test_gpus_that_each_rank_sees_alone_are_counted_over_the_node() -> None:
             for rank, uuids in enumerate(seen)
         ]
         (findings,) = comparison.compared(looks).values()
-        return [(one.verdict, one.found) for one in findings if one.check == "number of GPUs"]
+        return [(one.result, one.found) for one in findings if one.check == "number of GPUs"]
 
     assert node(["a"], ["b"], ["c"], ["d"]) == [("pass", "4")]
     assert node(*[["a", "b", "c", "d"]] * 4) == [("pass", "4")]
@@ -140,9 +141,9 @@ def test_a_busy_cpu_is_not_a_slow_one() -> None:
 
 def test_every_pair_of_nodes_meets_once() -> None:
     for count in (2, 3, 4, 5, 8):
-        played = [pair for one in pairs.rounds(count) for pair in one]
+        played = [pair for one in speeds.rounds(count) for pair in one]
         assert sorted(played) == [(a, b) for a in range(count) for b in range(a + 1, count)]
-        for one in pairs.rounds(count):
+        for one in speeds.rounds(count):
             players = [player for pair in one for player in pair]
             assert len(players) == len(set(players))
 
@@ -153,7 +154,7 @@ def test_the_slow_node_is_found_by_its_pairs() -> None:
     assert worst(comparison.links(speeds).values()) == "pass"
     slow = {pair: 20.0 if "node2" in pair else speed for pair, speed in speeds.items()}
     found = comparison.links(slow)
-    assert {host: one.verdict for host, one in found.items()} == {
+    assert {host: one.result for host, one in found.items()} == {
         "node0": "pass",
         "node1": "pass",
         "node2": "fail",
@@ -191,22 +192,22 @@ def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_
     ill = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
     exclusion.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
     config = Config(output_dir=str(tmp_path))
-    assert excluded_hosts.avoided(config) == ["node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node2"]
     config.launch.nodes = 2
-    assert excluded_hosts.avoided(config) == ["node1", "node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node1", "node2"]
     config.parallel.weights = [2, 1]
-    assert excluded_hosts.avoided(config) == ["node2"]
+    assert excluded_hosts.avoided(JobRequest.of(config)) == ["node2"]
 
 
 def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     config, _ = settings(["+site.sbatch.exclude='node[7-8]'", f"output_dir={tmp_path}"])
     folder = tmp_path / "array"
-    assert "--exclude=node" not in sbatch_script(settings([])[0], folder, 1)
-    text = sbatch_script(config, folder, 1, exclude=["node2", "node3"])
+    assert "--exclude=node" not in sbatch_script(JobRequest.of(settings([])[0]), folder, 1)
+    text = sbatch_script(JobRequest.of(config), folder, 1, exclude=["node2", "node3"])
     assert '#SBATCH --exclude="node[7-8],node2,node3"' in text
 
 
 def test_the_formula_of_nccl_tests() -> None:
     """A sum over 8 ranks moves 7/4 of the bytes over each link."""
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 8) == 175.0
-    assert all_reduce.bus_bandwidth(10**9, 0.01, 2) == 100.0
+    assert speeds.bus_bandwidth(10**9, 0.01, 8) == 175.0
+    assert speeds.bus_bandwidth(10**9, 0.01, 2) == 100.0

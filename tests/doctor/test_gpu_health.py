@@ -38,8 +38,8 @@ def findings(library: Library, gpu: str = "") -> list[Finding]:
 def found(library: Library, *verdicts: str, gpu: str = "") -> dict[str, str]:
     """Return the checks of one GPU with these verdicts, by default those that have not passed."""
     seen, wanted = findings(library, gpu), verdicts or ("warn", "fail")
-    assert all(one.cure for one in seen if one.verdict in ("warn", "fail"))
-    return {one.check.removeprefix("GPU 0: "): one.verdict for one in seen if one.verdict in wanted}
+    assert all(one.cure for one in seen if one.result in ("warn", "fail"))
+    return {one.check.removeprefix("GPU 0: "): one.result for one in seen if one.result in wanted}
 
 
 def nvidia(**planted: Any) -> Nvidia:
@@ -103,7 +103,7 @@ def test_what_others_have_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     nvml, check = Nvml(), "GPU 0: other processes"
 
     def found() -> dict[str, str]:
-        return {one.verdict: one.found for one in findings(Nvidia(nvml)) if one.check == check}
+        return {one.result: one.found for one in findings(Nvidia(nvml)) if one.check == check}
 
     nvml.processes, nvml.used = [os.getpid()], 2**30 + 600_000_000
     assert found() == {"pass": "none"}
@@ -126,14 +126,14 @@ def test_an_amd_gpu_without_amdsmi_is_unknown(
     """The kernel's driver is there (a stand-in), its package is not."""
     monkeypatch.setattr(gpu_driver, "_AMD", tmp_path)
     facts, (said,) = gpu_health.checked([GPU])
-    assert (facts, said.verdict) == ([], "unknown")
+    assert (facts, said.result) == ([], "unknown")
     assert "amdsmi cannot be imported" in said.found
 
 
 def test_what_nvml_does_not_tell_is_said() -> None:
     """A GPU for games has no ECC, and a MIG instance has no health of its own."""
     assert "ECC" in found(nvidia(ecc=None), "unknown")
-    assert [one.verdict for one in findings(nvidia(), "MIG-c")] == ["unknown"]
+    assert [one.result for one in findings(nvidia(), "MIG-c")] == ["unknown"]
     assert found(nvidia(), "unknown", gpu="GPU-x") == {"GPU 0": "unknown"}
     assert gpu_health.checked(["GPU-x"], library=nvidia())[0] == []
     lost = nvidia(broken={"nvmlDeviceGetHandleByUUID": 15})  # torch writes no "GPU-"
@@ -147,7 +147,7 @@ def test_a_library_that_does_not_answer_stops_only_nccl() -> None:
     silent = nvidia(broken={"nvmlInit": 12})
     assert found(silent, "unknown") == {"GPUs": "unknown"}
     (said,) = gpu_health.checked([GPU], library=silent, nccl=True)[1]
-    assert (said.verdict, "NCCL needs it" in said.found) == ("fail", True)
+    assert (said.result, "NCCL needs it" in said.found) == ("fail", True)
 
 
 def test_its_facts_are_those_of_its_file() -> None:
@@ -168,7 +168,7 @@ def test_the_dies_of_a_board_of_amd_are_told_apart_by_their_addresses() -> None:
     assert found(library, "unknown", gpu=UUIDS[0]) == {"GPU 0": "unknown"}
     looks = [Probe("node0", n, n, {}, [], [], peers=2, gpus_given=2) for n in (0, 1)]
     looks = [replace(each, uuids=[f"{UUIDS[0]}@0000:0{each.rank}:00"]) for each in looks]
-    assert [one.verdict for one in comparison.compared(looks)["node0"]] == ["pass"]
+    assert [one.result for one in comparison.compared(looks)["node0"]] == ["pass"]
 
 
 def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,12 +180,12 @@ def test_what_amdsmi_does_not_tell_is_said(monkeypatch: pytest.MonkeyPatch) -> N
     assert found(library, "unknown", "fail").keys() == {"NUMA", "ECC", "other processes"}
     strange = "ffffffff-ffff-ffff-ffff-ffffffffffff"
     facts, (lost,) = gpu_health.checked([strange], library=Amd(AmdSmi()), first=5)
-    assert (facts, lost.check, lost.verdict) == ([], "GPU 5", "unknown")
+    assert (facts, lost.check, lost.result) == ([], "GPU 5", "unknown")
     smi.broken = {"amdsmi_init": 34}
     assert found(library, "unknown", "fail") == {"GPUs": "unknown"}
     monkeypatch.setattr(amd, "is_here", lambda: True)  # a package without ROCm's library
     facts, (said,) = gpu_health.checked([UUIDS[0]])
-    assert (facts, said.verdict) == ([], "unknown")
+    assert (facts, said.result) == ([], "unknown")
 
 
 def test_the_ranks_wait_until_the_step_before_has_left_their_gpus(

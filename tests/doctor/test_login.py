@@ -15,7 +15,7 @@ from hpctrain.insight.doctor.finding import Finding
 
 
 def verdicts(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:
-    return {each.check: each.verdict for each in findings}
+    return {each.check: each.result for each in findings}
 
 
 def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -23,10 +23,8 @@ def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def found(beyond: str, start: str) -> list[str]:
         monkeypatch.setattr(scheduler, "beyond_partition", lambda launch, partition: beyond)
-        monkeypatch.setattr(scheduler.sbatch, "expected_start", lambda script, config: start)
-        return [
-            each.verdict for each in (next(scheduler._partition(config)), scheduler._job(config))
-        ]
+        limit = next(scheduler._partition(config.launch, config.site))
+        return [each.result for each in (limit, scheduler._job(lambda: start))]
 
     assert found("", "to start at 2026-01-01T00:00:00 on nodes n1") == ["pass", "pass"]
     assert found("the partition allows 120 minutes", "not now, it will wait") == ["fail", "warn"]
@@ -51,13 +49,13 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 def test_the_mlflow_store(tmp_path: Path) -> None:
     config, _ = settings([f"output_dir={tmp_path}"])
-    assert login.mlflow_store(config.tracking).verdict == "pass"
+    assert login.mlflow_store(config.tracking).result == "pass"
     (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 64)
-    assert login.mlflow_store(config.tracking).verdict == "fail"
+    assert login.mlflow_store(config.tracking).result == "fail"
     config.tracking.uri = "http://127.0.0.1:9"
-    assert login.mlflow_store(config.tracking).verdict == "warn"  # metrics wait in the journal
+    assert login.mlflow_store(config.tracking).result == "warn"  # metrics wait in the journal
     config.tracking.uri = "file:///tmp/mlruns"
-    assert login.mlflow_store(config.tracking).verdict == "fail"
+    assert login.mlflow_store(config.tracking).result == "fail"
 
 
 def test_the_command(

@@ -76,7 +76,7 @@ def started(folder: Path, nodes: list[int], ranks: int = 1) -> dict[int, Lost | 
 def test_all_nodes_reach_each_other(tmp_path: Path) -> None:
     well: Lost = {f"node{n}": {} for n in range(3)}
     assert started(tmp_path, [0, 1, 2], ranks=2) == dict.fromkeys(range(6), well)
-    assert {one.verdict for one in reach.judged(well, well).values()} == {"pass"}
+    assert {one.result for one in reach.judged(well, well).values()} == {"pass"}
 
 
 def test_a_node_that_is_not_reached(
@@ -100,7 +100,7 @@ def test_a_node_that_is_not_reached(
         assert [*lost["node0"], *lost["node1"], *lost["node2"]] == ["node2", "node2"]
         assert lost["node0"]["node2"] == why
         judged = reach.judged(lost, lost)
-        assert {host: one.verdict for host, one in judged.items()} == {
+        assert {host: one.result for host, one in judged.items()} == {
             "node0": "pass",
             "node1": "pass",
             "node2": "fail",
@@ -114,7 +114,7 @@ def test_of_a_pair_nobody_knows_which_one_is_to_blame() -> None:
     lost: Lost = {"a": {}, "b": {"c": "timed out"}, "c": {"b": "timed out"}, "d": {}}
     looks = [Probe(host, n, 0, {}, [], [], lost=lost) for n, host in enumerate(lost)]
     places = comparison.compared(looks)
-    bad = {host: [one for one in found if one.verdict == "fail"] for host, found in places.items()}
+    bad = {host: [one for one in found if one.result == "fail"] for host, found in places.items()}
     assert not bad["a"]
     assert not bad["d"]
     assert bad["b"] == bad["c"]

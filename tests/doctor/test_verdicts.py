@@ -26,8 +26,9 @@ from hpctrain.insight.doctor.checks import (
     limits,
     reach,
 )
+from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding
-from hpctrain.insight.doctor.probe import Expectation, Probe, probe
+from hpctrain.insight.doctor.probe import Probe, probe
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.conftest import ROOT
 from tests.doctor.test_comparison import GPU, VERSIONS, look
@@ -72,7 +73,7 @@ def of_scratch(folder: Path, stage: str) -> list[Finding]:
     config = Config(output_dir=str(folder))
     config.data.stage, config.data.path = stage, ""
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})
-    found = probe(Expectation.of(config), alone, [], disks=False).findings
+    found = probe(expected_of(config), alone, [], disks=False).findings
     return [one for one in found if one.check == "scratch: free space"]
 
 
@@ -216,6 +217,6 @@ def test_a_check_fails_and_warns_as_the_table_says(
         monkeypatch.setattr(file_systems, "_FAIL_FREE", 2**60)
     letters, look_at = ROWS[name]
     found = [one for one in look_at(tmp_path) if one.check.startswith(name)]
-    assert "".join(one.verdict[0] for one in found) == letters, found
+    assert "".join(one.result[0] for one in found) == letters, found
     assert {FAIL: "f" in letters, WARN: "w" in letters} == documented()[name]
-    assert all(one.cure for one in found if one.verdict in (FAIL, WARN))
+    assert all(one.cure for one in found if one.result in (FAIL, WARN))

@@ -9,9 +9,10 @@ import pytest
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
-from hpctrain.insight.estimates import like_runs, time_limit
-from hpctrain.insight.estimates.measured_run import MeasuredRun, measured_run
-from hpctrain.runs.freeze import check
+from hpctrain.insight.estimates import measured_run as runs
+from hpctrain.insight.estimates import time_limit
+from hpctrain.insight.estimates.measured_run import MeasuredRun, frozen, measured_run
+from hpctrain.launch.freeze import check
 from hpctrain.tracking.journal import journal_path
 
 WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
@@ -19,14 +20,15 @@ WORDS = ("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
 
 @pytest.fixture
 def measured(reference: Callable[..., Path]) -> MeasuredRun:
-    like_runs._candidates.cache_clear()
+    runs._candidates.cache_clear()
     found = measured_run(reference(*WORDS))
     assert found is not None
     return found
 
 
 def config_of(composer: Composer, run: MeasuredRun, *words: str) -> Config:
-    where = [f"output_dir={run.config.output_dir}", f"data.path={run.config.data.path}"]
+    own = frozen(run.path)
+    where = [f"output_dir={own.output_dir}", f"data.path={own.data.path}"]
     return composer.typed(["experiment=digits", *where, "launch.time_min=auto", *words])
 
 

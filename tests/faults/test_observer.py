@@ -35,18 +35,18 @@ from hpctrain.engine.faults import process_state as states
 from hpctrain.engine.faults.collectives import where
 from hpctrain.engine.faults.limits import Limits
 from hpctrain.engine.faults.observed import observed
-from hpctrain.engine.faults.observer import Job, _Node, _Observer
-from hpctrain.engine.faults.process_state import Place
+from hpctrain.engine.faults.observer import ObserverSettings, _Node, _Observer
+from hpctrain.engine.faults.process_state import PagePlace
 from tests.faults.disturbed import command_line, descendants
 from tests.ranks import run_ranks
 
 PROGRAM = """\
 import ctypes, os, signal, sys, time
 from pathlib import Path
-from hpctrain import marks
+from hpctrain.base.processes import marks
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
-from hpctrain.faults.observed import observed
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.faults.observed import observed
 
 HOW = {
     "stopped": lambda: os.kill(os.getpid(), signal.SIGSTOP),
@@ -251,7 +251,7 @@ def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
     """A step needs the ranks of all nodes: only the files of the other node do not come."""
     key = AttemptKey("7", 0, 2)
     ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, job_id="7", step_id=2)
-    job = Job(ranks=ranks, floor_s=30.0, timeout_s=600.0)
+    job = ObserverSettings(ranks=ranks, floor_s=30.0, timeout_s=600.0)
     one = _Observer(tmp_path, job)
     one._seen = {1: (_Node(key=key, beat=1, host="b", ranks=(1,), ended=0, hangs=()), 100.0)}
     one._stepped = 120.0
@@ -263,13 +263,13 @@ def test_a_node_is_not_silent_while_steps_are_made(tmp_path: Path) -> None:
 
 
 def test_the_observer_of_a_run_ends_when_its_ranks_train_another_one(tmp_path: Path) -> None:
-    job = Job(ranks=RankInfo("slurm"), floor_s=30.0, timeout_s=600.0)
+    job = ObserverSettings(ranks=RankInfo("slurm"), floor_s=30.0, timeout_s=600.0)
     observer, page, me = _Observer(tmp_path, job), marks.open_page(), Process.current()
     observer._folder.mkdir(parents=True)
 
     def begin(folder: Path) -> None:
         page.begin()
-        place = Place(0, me.pid, me.started, page.descriptor, page.marks().begun)
+        place = PagePlace(0, me.pid, me.started, page.descriptor, page.marks().begun)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "node0.0").write_bytes(written(place).encode())
 

@@ -13,7 +13,7 @@ from tests.conftest import Completed, runs
 # After three batches the transform blocks until the file `go` is there, which nobody makes.
 CODE = """\
 import gc, os, signal, time
-from hpctrain.faults.stop import Stop
+from hpctrain.engine.faults.stop import Stop
 from hpctrain.tasks.classification import Classification
 
 class Blocks:

@@ -9,7 +9,7 @@ from torch import distributed
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.engine.distributed.group import process_group
-from hpctrain.engine.supervised.micro_batches import Memory
+from hpctrain.engine.supervised.micro_batches import GpuMemory
 from tests.gpu.device import DEVICE, REHEARSAL, needs_gpu, on_device
 from tests.steps import ALONE
 
@@ -39,7 +39,7 @@ def test_a_process_keeps_to_its_share_of_the_memory() -> None:
     torch.cuda.empty_cache()
     try:
         with process_group(ALONE, ParallelConfig(device="cuda"), launch) as device:
-            assert 0.9 * room < Memory().size() <= 1.001 * room
+            assert 0.9 * room < GpuMemory().size() <= 1.001 * room
             fits = torch.empty(int(0.9 * room), dtype=torch.uint8, device=device)
             with pytest.raises(torch.cuda.OutOfMemoryError):
                 torch.empty(int(0.2 * room), dtype=torch.uint8, device=device)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hpctrain.engine.layers.gpu_support import can
-from hpctrain.engine.supervised.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.gpu.device import CUDA, cuda_group, on_gpu, tokens  # noqa: F401  a fixture
@@ -26,7 +26,7 @@ Keys = dict[str, Any]
 OFFLOAD: Keys = {"parallel.fsdp.offload": True}
 
 
-class Small(Memory):
+class Small(GpuMemory):
     """The memory of a smaller GPU."""
 
     def __init__(self, size: float) -> None:
@@ -55,7 +55,7 @@ def train(
     rows: int = 8,
     length: int = 128,
     steps: int = STEPS,
-    memory: Memory | None = None,
+    memory: GpuMemory | None = None,
     found: list[int] | None = None,
 ) -> Trained:
     """Train a Transformer on the same batch again and again, which it learns by heart.
@@ -166,7 +166,7 @@ def test_auto_takes_the_largest_micro_batch_that_fits() -> None:
     assert auto.losses == pytest.approx(of_8_rows.losses, rel=1e-3)
     assert auto.peak < 1.2 * of_8_rows.peak
     found.clear()
-    train({}, **sizes, memory=Memory(), found=found)
+    train({}, **sizes, memory=GpuMemory(), found=found)
     assert found == [32], "the whole share fits in a GPU"
 
 

@@ -24,7 +24,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from hpctrain import cli
-from hpctrain.rendezvous import flight_recorder
+from hpctrain.cluster.ranks import flight_recorder
 
 rank, port, timeout_s, logs = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 flight_recorder.prepare(Path(logs), rank)
@@ -34,8 +34,8 @@ if os.environ.get("OWN_GPU"):
 import torch
 import torch.distributed as dist
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.distributed.group import process_group
-from hpctrain.rendezvous.ranks import RankInfo
+from hpctrain.engine.distributed.group import process_group
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import DataError
 from tests.gpu.device import needs_gpu
 

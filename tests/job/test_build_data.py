@@ -16,7 +16,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.shards.format import write_shards
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.runs.freeze import check
+from hpctrain.launch.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
 
 

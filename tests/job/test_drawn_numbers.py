@@ -16,7 +16,7 @@ DRAWING = """\
 import os, random, signal, time
 import numpy as np
 import torch
-from hpctrain.models.plan import Plan
+from hpctrain.engine.layers.plan import Plan
 from hpctrain.tasks import Classification
 from hpctrain.training import Hook
 

@@ -14,7 +14,7 @@ from hpctrain.data.shards.format import write_shards
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import HpctrainError
-from hpctrain.runs.freeze import check
+from hpctrain.launch.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
 
 FOLDS = 3

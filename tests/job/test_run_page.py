@@ -8,16 +8,17 @@ import pytest
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose import words
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.run_page import tags
-from hpctrain.runs.freeze import freeze
+from hpctrain.launch.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 
 
 def test_the_tags_of_a_run(tmp_path: Path) -> None:
     config = Config(output_dir=str(tmp_path / "my runs"))
-    run = RunDir.of(config, "xxh3_128:00")
+    run = RunDir(run_path(config, "xxh3_128:00"), "xxh3_128:00")
     given = ["--config-dir", "/x", "experiment=digits", "hooks=[a|b]"]
     freeze(config, run, *words(given))
     alone = RankInfo.from_env({"HPCTRAIN_LAUNCHER": "single"})

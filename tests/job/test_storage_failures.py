@@ -10,7 +10,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import StorageError
-from hpctrain.runs.freeze import told
+from hpctrain.runs.run_dir import told
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import NET, Completed, runs
 

@@ -18,7 +18,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.errors import DataError
-from hpctrain.runs.freeze import check
+from hpctrain.launch.freeze import check
 from tests import forkserver
 from tests.bounds import EXACT
 from tests.conftest import NET, Completed, journal_metrics, only_run, run_json

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.base.names.run_record import Attempt, AttemptKey, RunRecord, Submission
+from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, RunRecord, Submission
 from hpctrain.base.processes.causes import (
     CODE,
     CONFIG,
@@ -36,15 +36,14 @@ from hpctrain.base.processes.causes import (
 from hpctrain.base.processes.child import Process
 from hpctrain.cluster.ranks import epochs, flight_recorder
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts import policy
-from hpctrain.cluster.restarts.policy import End, Room
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.requeue import cause_of_step
+from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.engine.job import attempt as job_attempt
 from hpctrain.engine.job import pieces
 from hpctrain.engine.job import verdict as job_verdict
-from hpctrain.engine.job.verdict import close_tracking, verdict
+from hpctrain.engine.job.verdict import close_tracking
 from hpctrain.errors import (
     DataError,
     DistributedError,
@@ -55,10 +54,12 @@ from hpctrain.errors import (
     NoGpuError,
     PortTakenError,
 )
-from hpctrain.insight import preflight
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
+from hpctrain.runs.state import verdict as state_verdict
+from hpctrain.runs.state.end import End
+from hpctrain.runs.state.verdict import MOST, Room, after_srun, decide, fingerprint
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from tests.conftest import run_json
@@ -111,10 +112,10 @@ SPARE = INSIDE._replace(spares=1)
 N2 = ("n2",)
 
 
-def killed(count: int, **facts: Any) -> list[Attempt]:
+def killed(count: int, **facts: Any) -> list[AttemptRecord]:
     """Return attempts of the job that were killed, and started again without a new checkpoint."""
     known = {"verdict": "restart", "cause": "rank killed", "job_id": JOB, "started": 1.0}
-    return [Attempt(**known | {"step_id": number} | facts) for number in range(count)]
+    return [AttemptRecord(**known | {"step_id": number} | facts) for number in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +164,9 @@ def killed(count: int, **facts: Any) -> list[Attempt]:
 def test_what_follows_from_an_end(
     end: End, room: Room, spent: int, saved: bool, expected: str
 ) -> None:
-    now = Attempt(job_id=JOB, step_id=spent, started=2.0)
+    now = AttemptRecord(job_id=JOB, step_id=spent, started=2.0)
     record = RunRecord(attempts=(*killed(spent), now))
-    found = policy.answer(record, end, room, 20 if saved else 0)
+    found = decide(record, end, room, 20 if saved else 0)
     words = found.words(inside=room.inside)
     assert words == (expected if expected not in ("failed", "stopped") else "")
     assert (found.action == "failed") is (expected == "failed")
@@ -191,24 +192,26 @@ def test_what_follows_from_an_end(
     ],
 )
 def test_the_budget_is_over_both_kinds_of_restart(
-    before: list[Attempt], now: dict[str, Any], left: str
+    before: list[AttemptRecord], now: dict[str, Any], left: str
 ) -> None:
-    attempts = (*before, Attempt(**{"job_id": JOB, "started": 2.0} | now))
+    attempts = (*before, AttemptRecord(**{"job_id": JOB, "started": 2.0} | now))
     record = RunRecord(attempts=attempts)
-    assert policy.restarts(record, now.get("first_step", 0)).startswith(left)
-    assert bool(policy.restarts(record, now.get("first_step", 0))) is bool(left)
-    assert policy.restarts(record, 40) == ""
+    assert state_verdict.restarts(record, now.get("first_step", 0)).startswith(left)
+    assert bool(state_verdict.restarts(record, now.get("first_step", 0))) is bool(left)
+    assert state_verdict.restarts(record, 40) == ""
 
 
 def test_the_links_of_a_chain_have_one_budget() -> None:
-    links = tuple(Attempt(**{**_fields(one), "job_id": str(n)}) for n, one in enumerate(killed(3)))
-    attempts = (*links, Attempt(job_id="9", started=2.0))
-    assert policy.restarts(RunRecord(attempts=attempts), 0) == ""
+    links = tuple(
+        AttemptRecord(**{**_fields(one), "job_id": str(n)}) for n, one in enumerate(killed(3))
+    )
+    attempts = (*links, AttemptRecord(job_id="9", started=2.0))
+    assert state_verdict.restarts(RunRecord(attempts=attempts), 0) == ""
     chain = RunRecord(attempts=attempts, submission=Submission(time=0.5))
-    assert policy.restarts(chain, 0).startswith("restart 3 of 3")
+    assert state_verdict.restarts(chain, 0).startswith("restart 3 of 3")
 
 
-def _fields(one: Attempt) -> dict[str, Any]:
+def _fields(one: AttemptRecord) -> dict[str, Any]:
     return {name: getattr(one, name) for name in one.__struct_fields__}
 
 
@@ -219,13 +222,13 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
     first = end("GPU fault on n1: rank 3, pid 711: unknown error at 0x7f3a", 37)
     again = end("GPU fault on gpu-n12: rank 0, pid 8: unknown error at 0x11", 37)
     hosts = {"hosts": ("n1", "gpu-n12"), "started": 1.0, "job_id": JOB}
-    known = policy.answer(RunRecord(attempts=(Attempt(**hosts),)), first, INSIDE, 30)
+    known = decide(RunRecord(attempts=(AttemptRecord(**hosts),)), first, INSIDE, 30)
     assert known.action == "restart"
     facts = {name: known.facts[name] for name in ("cause", "fingerprint", "ended_at", "verdict")}
-    before = Attempt(**hosts | facts)
+    before = AttemptRecord(**hosts | facts)
     assert "n1" not in before.fingerprint
-    record = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 30})))
-    found = policy.answer(record, again, INSIDE, 35)
+    record = RunRecord(attempts=(before, AttemptRecord(**hosts | {"first_step": 30})))
+    found = decide(record, again, INSIDE, 35)
     assert found.action == "failed"
     assert "for the second time at step 37: it would come again" in found.reason
     others = (
@@ -233,22 +236,22 @@ def test_the_same_end_at_the_same_step_is_not_tried_a_third_time() -> None:
         again._replace(text="CUDA error: unspecified launch failure"),
     )
     for other in (*others, again._replace(frame="net.py:9 in backward")):
-        assert policy.answer(record, other, INSIDE, 35).action == "restart"
+        assert decide(record, other, INSIDE, 35).action == "restart"
     # Without a step of its own, an attempt says nothing about a step.
-    early = RunRecord(attempts=(before, Attempt(**hosts | {"first_step": 37})))
-    assert policy.answer(early, again, INSIDE, 37).action == "restart"
+    early = RunRecord(attempts=(before, AttemptRecord(**hosts | {"first_step": 37})))
+    assert decide(early, again, INSIDE, 37).action == "restart"
     # Time limits come at other steps.
     late = End(TIME_LIMIT, "SIGUSR2", step=40)
-    facts = {"fingerprint": policy.fingerprint(late), "ended_at": 39, "verdict": "requeue"}
-    record = RunRecord(attempts=(Attempt(**hosts | facts), Attempt(**hosts)))
-    assert policy.answer(record, late, INSIDE, 0).action == "failed"
-    assert policy.answer(record, late, INSIDE, 39).action == "requeue"
+    facts = {"fingerprint": fingerprint(late), "ended_at": 39, "verdict": "requeue"}
+    record = RunRecord(attempts=(AttemptRecord(**hosts | facts), AttemptRecord(**hosts)))
+    assert decide(record, late, INSIDE, 0).action == "failed"
+    assert decide(record, late, INSIDE, 39).action == "requeue"
 
 
 def test_the_room_is_read_from_the_job() -> None:
     """A node that is avoided is no spare one."""
     env = {"SLURM_JOB_NUM_NODES": "4", "SLURM_JOB_END_TIME": "7"}
-    attempts = Attempt(job_id=JOB, nodes=2, avoid=("n3",)), Attempt(job_id=JOB, nodes=2)
+    attempts = AttemptRecord(job_id=JOB, nodes=2, avoid=("n3",)), AttemptRecord(job_id=JOB, nodes=2)
     room = Room.of(RunRecord(attempts=attempts), inside=True, warn_s=9, env=env)
     assert room._replace(left_s=0) == Room(inside=True, left_s=0, spares=1, warn_s=9)
     assert room.left_s < 0
@@ -267,7 +270,7 @@ ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
 
 
 @pytest.mark.parametrize(
-    ("error", "hung", "update", "code", "answer", "cause", "text"),
+    ("error", "hung", "update", "code", "word", "cause", "text"),
     [
         (None, "", {}, KILLED, "restart", "rank killed", "a rank was killed (exit code 137)"),
         (None, "", {}, 1, "", "", ""),  # the ranks tell it
@@ -342,7 +345,7 @@ def test_an_end_is_judged_by_what_is_known_of_it(
     hung: str,
     update: dict[str, Any],
     code: int,
-    answer: str,
+    word: str,
     cause: str,
     text: str,
     begin: Begin,
@@ -354,14 +357,14 @@ def test_an_end_is_judged_by_what_is_known_of_it(
         fact = {**HUNG, "state": hung, **key._asdict()}
         (run.path / "hang.json").write_text(json.dumps(fact))
     run.update(**update)
-    assert verdict(run, code, key, inside=True) == answer
+    assert after_srun(run, code, key, inside=True) == word
     told = last(run)
     assert (told.get("cause", ""), told.get("reason") or told.get("error", "")) == (cause, text)
     # Asked again, as after the death of the batch script: the same, and nothing is spent twice.
-    assert verdict(run, code, key, inside=True) == answer
+    assert after_srun(run, code, key, inside=True) == word
     assert last(run) == told
     # A script of an older version knows no `restart`.
-    assert verdict(run, code, key) == ("requeue" if answer else "")
+    assert after_srun(run, code, key) == ("requeue" if word else "")
 
 
 def test_a_script_that_tells_no_step_means_the_last_one(
@@ -383,22 +386,22 @@ def test_a_script_that_tells_no_step_means_the_last_one(
 @pytest.mark.parametrize("damaged", [False, True])
 def test_restarts_have_a_budget_and_then_the_run_has_failed(begin: Begin, damaged: bool) -> None:
     steps = (20, 40) if damaged else ()
-    for number in range(policy.MOST + 1):
+    for number in range(MOST + 1):
         run = begin(*steps if number == 0 else (), step_id=number)
         if damaged:
             assert last(run)["first_step"] == (20 if number else 40)
             run.add_facts(first_step=20, damaged=[40])  # so that of step 40 is no new one
-        found = verdict(run, KILLED, AttemptKey(JOB, 0, number), inside=number % 2 == 0)
-        assert found == ("" if number == policy.MOST else ["restart", "requeue"][number % 2])
+        found = after_srun(run, KILLED, AttemptKey(JOB, 0, number), inside=number % 2 == 0)
+        assert found == ("" if number == MOST else ["restart", "requeue"][number % 2])
     said = "a rank was killed (exit code 137), and no checkpoint was saved since the last restart"
     assert last(run)["error"] == (
         f"{said} (3 in a row): not requeued. If the host had no memory left, raise launch.mem_gb; "
         "`resume` starts the run again"
     )
     # Before the ranks begin, too: an attempt of the verdict's own stands for them.
-    assert len(run_json(run.path)["attempts"]) == policy.MOST + 1
-    assert verdict(run, KILLED, AttemptKey("8", 0, 0)) == "requeue"
-    assert len(run_json(run.path)["attempts"]) == policy.MOST + 2
+    assert len(run_json(run.path)["attempts"]) == MOST + 1
+    assert after_srun(run, KILLED, AttemptKey("8", 0, 0)) == "requeue"
+    assert len(run_json(run.path)["attempts"]) == MOST + 2
     if damaged:  # until it is saved again, or brought back
         assert run.last_checkpoint() == last(run)["first_step"] == 20
         newest = run.checkpoints / "step-00000040"
@@ -438,7 +441,7 @@ def test_what_slurm_says_of_a_killed_rank(
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time() + left_s)))
     run = begin()
     expected = "requeue" if cause == "time limit" else "restart"
-    assert verdict(run, KILLED, AttemptKey(JOB, 0), inside=True) == expected
+    assert after_srun(run, KILLED, AttemptKey(JOB, 0), inside=True) == expected
     assert last(run)["cause"] == cause
 
 
@@ -473,7 +476,7 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     """
     asked: list[Any] = []
     monkeypatch.setattr(
-        preflight, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
+        state_verdict, "requeue_from_rank", lambda job, exclude: asked.append((job, exclude))
     )
     run = begin()
     reason = f"GPU fault on n2: {ECC}" if faulty else "SIGTERM"
@@ -488,11 +491,11 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     assert run_json(run.path)["state"] == ("interrupted" if bad else "failed")
     assert asked == [(JOB, "n2")] * bool(bad)
     assert [*excluded_hosts.read(config.output_dir)] == bad
-    assert verdict(run, 2, AttemptKey(JOB, 1)) == ("requeue" if bad else "")
+    assert after_srun(run, 2, AttemptKey(JOB, 1)) == ("requeue" if bad else "")
 
 
 @pytest.mark.parametrize(
-    ("own", "loop", "answer", "asked"),
+    ("own", "loop", "word", "asked"),
     [
         (False, False, "requeue", [JOB]),  # rank 0 does it, and the batch script if that fails
         (False, True, "restart", []),
@@ -502,13 +505,13 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
 def test_another_port_is_taken_by_a_restart(
     own: bool,
     loop: bool,
-    answer: str,
+    word: str,
     asked: list[str],
     begin: Begin,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done: list[str] = []
-    monkeypatch.setattr(preflight, "requeue_from_rank", lambda job, exclude: done.append(job))
+    monkeypatch.setattr(state_verdict, "requeue_from_rank", lambda job, exclude: done.append(job))
     monkeypatch.delenv("MASTER_PORT", raising=False)
     if own:
         monkeypatch.setenv("MASTER_PORT", "29500")
@@ -519,12 +522,12 @@ def test_another_port_is_taken_by_a_restart(
     fail(run, error)
     job_attempt.Attempt(Config(), run, ranks)._record_failure(error)
     assert done == asked
-    assert verdict(run, 5, AttemptKey(JOB, 0), inside=loop) == answer
-    assert (last(run)["cause"], last(run)["verdict"]) == ("port", answer or "failed")
+    assert after_srun(run, 5, AttemptKey(JOB, 0), inside=loop) == word
+    assert (last(run)["cause"], last(run)["verdict"]) == ("port", word or "failed")
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "answers"),
+    ("state", "reason", "words"),
     [
         ("finished", "", ["", ""]),
         ("interrupted", "SIGTERM", ["requeue", "requeue"]),
@@ -533,12 +536,12 @@ def test_another_port_is_taken_by_a_restart(
     ],
 )
 def test_a_saved_job_that_rank_0_could_not_requeue(
-    state: str, reason: str, answers: list[str], begin: Begin
+    state: str, reason: str, words: list[str], begin: Begin
 ) -> None:
-    for restarts, answer in enumerate(answers):
+    for restarts, word in enumerate(words):
         run = begin(restarts=restarts, hosts=["n1"])
         run.end_attempt(state, reason=reason, step=run.last_checkpoint())
-        assert verdict(run, TERMINATED, AttemptKey(JOB, restarts)) == answer
+        assert after_srun(run, TERMINATED, AttemptKey(JOB, restarts)) == word
 
 
 def test_a_job_that_was_cancelled_is_not_started_again(begin: Begin) -> None:
@@ -547,21 +550,21 @@ def test_a_job_that_was_cancelled_is_not_started_again(begin: Begin) -> None:
     for restarts in (0, 1):
         begin(restarts=restarts)
         run.end_attempt("interrupted", reason="cancel", step=20)
-        assert verdict(run, TERMINATED, AttemptKey(JOB, restarts)) == "cancel"
+        assert after_srun(run, TERMINATED, AttemptKey(JOB, restarts)) == "cancel"
     begin(restarts=2)  # the rank was killed before it could save
-    assert verdict(run, KILLED, AttemptKey(JOB, 2)) == "cancel"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 2)) == "cancel"
     assert (last(run)["cause"], last(run)["reason"]) == ("user stop", "cancelled by me")
     # After the decision.
     begin(restarts=3, verdict="restart")
-    assert verdict(run, KILLED, AttemptKey(JOB, 3), inside=True) == "cancel"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 3), inside=True) == "cancel"
     stop_request.write(run.path, f"{stop_request.IDLE} (GPUs idle)")
     begin(restarts=4)
-    assert verdict(run, KILLED, AttemptKey(JOB, 4)) == "cancel"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 4)) == "cancel"
     assert last(run)["cause"] == "idle"
     # The request is older than the last submission.
     run.update(submission={"time": 4e9})
     begin(restarts=0)
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
 
 
 # What NCCL's watchdog prints and writes; there is no GPU here, so the test does it.
@@ -578,16 +581,16 @@ def test_a_timeout_of_nccl_is_told_and_is_no_rank_that_was_killed(begin: Begin) 
     flight_recorder.prepare(run.logs, 1, environment)
     (run.logs / f"{JOB}.rank1.log").write_text(f"step 1\n{WATCHDOG}terminate called\n")
     Path(environment["TORCH_FR_DUMP_TEMP_FILE"] + "1").write_bytes(b"a pickle of torch")
-    assert verdict(run, 134, AttemptKey(JOB, 0)) == "requeue"
+    assert after_srun(run, 134, AttemptKey(JOB, 0)) == "requeue"
     said = "ALLREDUCE number 29 has timed out on rank 1 after parallel.timeout_s"
     assert last(run)["reason"] == f"{said} (torch's flight recorder: {run.logs}/flight_recorder_*)"
     begin(restarts=1)
-    assert verdict(run, 137, AttemptKey(JOB, 1)) == "requeue"  # Slurm has killed those left
+    assert after_srun(run, 137, AttemptKey(JOB, 1)) == "requeue"  # Slurm has killed those left
     assert (last(run)["cause"], said in last(run)["reason"]) == ("hang", True)
     # The line in the log is of an earlier attempt.
     begin(restarts=0)
     flight_recorder.prepare(run.logs, 0, environment)
-    assert verdict(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 0)) == "requeue"
     assert last(run)["reason"] == "a rank was killed (exit code 137)"
 
 
@@ -602,7 +605,7 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
     # Meanwhile another rank sees that this one is gone.
     fail(run, ValueError("Connection closed by peer"))
     assert failure.read(run.path, AttemptKey(JOB, 0)) == "ZeroDivisionError: of mine"
-    assert verdict(run, TERMINATED, AttemptKey(JOB, 0)) == ""
+    assert after_srun(run, TERMINATED, AttemptKey(JOB, 0)) == ""
     assert (run_json(run.path)["state"], len(run_json(run.path)["attempts"])) == ("failed", 1)
     assert last(run)["error"] == "ZeroDivisionError: of mine"
     told = {
@@ -614,12 +617,12 @@ def test_a_rank_that_fails_by_itself_is_not_requeued(begin: Begin) -> None:
         fail(run, ZeroDivisionError("of mine"), restarts)
         run.end_attempt("failed", error=error)
         ended = last(run)["ended"]
-        assert verdict(run, 1, AttemptKey(JOB, restarts)) == ""
+        assert after_srun(run, 1, AttemptKey(JOB, restarts)) == ""
         assert (last(run)["error"], last(run)["ended"]) == (expected, ended)
     # The record of an older start of the job says nothing about this one.
     begin(restarts=3)
     save(run, 20)
-    assert verdict(run, KILLED, AttemptKey(JOB, 3)) == "requeue"
+    assert after_srun(run, KILLED, AttemptKey(JOB, 3)) == "requeue"
 
 
 @pytest.mark.parametrize(
@@ -650,7 +653,7 @@ def test_an_error_before_the_attempt_is_recorded_as_one(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.update(state="queued", attempts=[])
     fail(run, ValueError("mine"))
-    assert verdict(run, 2, AttemptKey(JOB, 0)) == ""
+    assert after_srun(run, 2, AttemptKey(JOB, 0)) == ""
     assert (last(run)["state"], last(run)["error"]) == ("failed", "ValueError: mine")
     # `logs` finds the message, which the rank has printed since then.
     assert last(run)["started"] == (tmp_path / "failed").stat().st_mtime
@@ -672,7 +675,7 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     config = Config()
     config.data.path, config.tracking.upload = "/data", False
     run = begin()
-    run.freeze(config)
+    run.freeze(dump(config))
     close_tracking(run, KILLED)  # a run without a journal
     dies(run)
     run.end_attempt("interrupted", reason="a rank was killed", step=3)
@@ -681,11 +684,11 @@ def test_the_end_of_a_run_whose_rank_0_was_killed_is_recorded_for_mlflow(begin: 
     size = journal_path(run.path).stat().st_size
     close_tracking(run, KILLED)
     assert journal_path(run.path).stat().st_size == size
-    for restarts in range(1, policy.MOST + 2):
+    for restarts in range(1, MOST + 2):
         begin(restarts=restarts)
-        answer = verdict(run, KILLED, AttemptKey(JOB, restarts))
+        word = after_srun(run, KILLED, AttemptKey(JOB, restarts))
     dies(run)
-    assert answer == ""
+    assert word == ""
     close_tracking(run, KILLED)
     assert recorded(run)[:2] == (2, "FAILED")
     assert "no checkpoint was saved since the last restart" in recorded(run)[2]
@@ -705,7 +708,7 @@ def test_the_record_of_another_process_that_trains_the_run_is_left_alone(begin: 
             RunDir(run.path).lock(),
         ):
             raise AssertionError("the lock was free")
-        assert verdict(RunDir(run.path), InUseError.exit_code, AttemptKey("9_0", 1)) == ""
+        assert after_srun(RunDir(run.path), InUseError.exit_code, AttemptKey("9_0", 1)) == ""
         assert run_json(run.path) == before
 
 
@@ -719,36 +722,36 @@ def test_the_end_of_a_worker_is_judged_by_its_trial(
     monkeypatch.setattr(job_verdict, "load", lambda _: config)
     monkeypatch.setattr(RunDir, "open", lambda path: RunDir(path))
 
-    def answer(code: int) -> tuple[RunDir | None, str]:
+    def word_of(code: int) -> tuple[RunDir | None, str]:
         return job_verdict._of_worker(worker, code, step)
 
     # Between two trials: what killed it is not the fault of one.
-    assert [answer(code)[1] for code in (KILLED, 1, 130)] == ["restart", "", ""]
+    assert [word_of(code)[1] for code in (KILLED, 1, 130)] == ["restart", "", ""]
     run = begin(5, step_id=2)
     pieces.add(worker, step, run=str(tmp_path), until=9)
     epochs.begin(tmp_path, step)
     run.end_attempt("paused", result={"step": 9}, step=9)
-    assert answer(KILLED) == (None, "restart")
+    assert word_of(KILLED) == (None, "restart")
     assert last(run)["state"] == "paused"
     # A second piece of the trial in the same step, out of memory in the first: the key is the same.
     run.update(lowered_in=list(step))
     begin(step_id=2)
     pieces.add(worker, step, run=str(tmp_path), until=12)
-    assert answer(KILLED) == (None, "restart")
+    assert word_of(KILLED) == (None, "restart")
     assert (last(run)["verdict"], last(run)["cause"]) == ("restart", "rank killed")
     begin(step_id=2)
     with pytest.raises(ZeroDivisionError), failure.recorded(tmp_path, step):
         raise ZeroDivisionError
-    over, word = answer(1)
+    over, word = word_of(1)
     assert over is not None
     assert (word, last(run)["verdict"]) == ("restart", "failed")
     # Another worker has it by now.
     begin(step_id=2)
     epochs.begin(tmp_path, AttemptKey("8_0"))
-    assert answer(KILLED) == (None, "restart")
+    assert word_of(KILLED) == (None, "restart")
     assert "ended" not in last(run)
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
-    assert answer(KILLED) == (None, "requeue")
+    assert word_of(KILLED) == (None, "requeue")
     # Steps that end before they begin a piece are not started again for ever.
     assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=5)) == (None, "requeue")
     assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=6)) == (None, "")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hpctrain.cluster.slurm import steps
 from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
@@ -132,7 +133,7 @@ def test_nothing_happens_but_srun_with_the_right_words(
     )
     config = Config(output_dir=str(output), data=DataConfig(path=str(data)), site=site)
     array = output / "array-0"
-    script = sbatch_script(config, array, 8, pythonpath=[code])
+    script = sbatch_script(JobRequest.of(config), array, 8, pythonpath=[code])
     assert list(directives(script)) == [
         *("job-name", "nodes", "ntasks-per-node", "cpus-per-task", "time", "signal", "requeue"),
         *("account", "distribution", "comment", "array", "output", "open-mode"),
@@ -171,7 +172,9 @@ def test_what_a_line_cannot_hold_is_refused(folder: str, account: str) -> None:
     is_short = len(account.encode()) <= 1024
     array = Path(config.output_dir) / "array-0"
     if is_safe and is_short:
-        assert list(directives(sbatch_script(config, array, 1))).count("account") == 1
+        assert (
+            list(directives(sbatch_script(JobRequest.of(config), array, 1))).count("account") == 1
+        )
     else:
         with pytest.raises(ConfigError, match=r"^(output_dir|site\.account)="):
-            sbatch_script(config, array, 1)
+            sbatch_script(JobRequest.of(config), array, 1)

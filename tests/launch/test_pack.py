@@ -20,8 +20,8 @@ from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.ending import verdict
 from hpctrain.runs.state.shared_job import has_left, has_others, is_elsewhere, job_of, runs_of
+from hpctrain.runs.state.verdict import after_srun
 from tests import cluster
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.made_runs import make_run
@@ -190,7 +190,7 @@ def test_a_run_whose_ranks_say_nothing_is_recorded_as_failed(tmp_path: Path) -> 
     for pack, state in ((1, "queued"), (2, "failed")):
         submission = {"script": "/job.sh", "user": "root", "time": 1.0, "pack": pack}
         run = RunDir(make_run(tmp_path, f"pack{pack}", state="queued", submission=submission))
-        assert verdict(run, 1, AttemptKey("7_1", 0, 3), inside=True) == ""
+        assert after_srun(run, 1, AttemptKey("7_1", 0, 3), inside=True) == ""
         assert run.read().state == state
     assert run.read().attempt.error == "the ranks ended with exit code 1, and have not said why"
     assert has_left(run.path, run.read())

@@ -11,9 +11,10 @@ import pytest
 from hpctrain.cluster.slurm.queue import call
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
 from hpctrain.runs.state.facts import gather
-from hpctrain.runs.state.state import judge
+from hpctrain.runs.state.state import state_of
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, only_run, run_json
@@ -71,7 +72,7 @@ def test_slurm_reads_back_what_was_written(tmp_path: Path) -> None:
             data=DataConfig(path="/data"), site=SiteConfig(sbatch={"comment": ugly, "hold": True})
         )
         script = tmp_path / "job.sh"
-        script.write_text(sbatch_script(config, tmp_path, 1))
+        script.write_text(sbatch_script(JobRequest.of(config), tmp_path, 1))
         job = cluster.slurm("sbatch", "--parsable", str(script))
         shown = cluster.slurm("scontrol", "show", "job", job)
         assert f"   Comment={ugly} \n" in shown
@@ -94,7 +95,7 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     config = compose_config(["experiment=digits", f"site={file.stem}", *shape, *here])
     assert config is not None
     script = tmp_path / "job.sh"
-    script.write_text(sbatch_script(config, tmp_path, 2))
+    script.write_text(sbatch_script(JobRequest.of(config), tmp_path, 2))
     cluster.slurm("sbatch", "--test-only", str(script))
 
 
@@ -136,9 +137,9 @@ def preempting() -> Iterator[Callable[[str, int], None]]:
     change("REQUEUE", 10)
 
 
-def state_of(run: Path) -> tuple[str, str]:
+def shown_state(run: Path) -> tuple[str, str]:
     """Return the state of a run and the reason, as `status` shows them."""
-    state = judge(*gather([run]), time.time())
+    state = state_of(*gather([run]), time.time())
     return state.name, state.reason
 
 
@@ -158,11 +159,11 @@ def test_a_chain_goes_on_where_slurm_cancels(
     cluster.wait_for_step(run, 20)
     assert cluster.tool("preempt", f"{jobs[0]}_0").returncode == 0
     cluster.wait_for(lambda: len(run_json(run)["attempts"]) == 2, 180, "the second job")
-    assert state_of(run)[0] == "running"
+    assert shown_state(run)[0] == "running"
     paced.go()
     cluster.wait_for(lambda: run_json(run)["state"] == "finished", 180, "the end")
     assert [*map(wait_for_end, jobs)] == ["PREEMPTED", "COMPLETED", "CANCELLED"]
     first, second = run_json(run)["attempts"]
     assert [each["job_id"] for each in (first, second)] == [f"{job}_0" for job in jobs[:2]]
     assert second["first_step"] >= 20
-    assert state_of(run) == ("finished", "")
+    assert shown_state(run) == ("finished", "")

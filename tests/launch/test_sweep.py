@@ -14,10 +14,12 @@ from omegaconf import OmegaConf
 
 import hpctrain
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.base.names.run_record import Attempt, RunRecord
+from hpctrain.base.names.run_record import AttemptRecord, RunRecord
 from hpctrain.cluster.slurm import partition_limit
 from hpctrain.cluster.slurm.queue import Queue
 from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.frozen import dump
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import plan
@@ -79,7 +81,7 @@ def entries(folder: Path, count: int, **launch: object) -> list[Entry]:
     for config in configs:
         for name, value in launch.items():
             setattr(config.launch, name, value)
-    return [Entry([f"seed={c.seed}"], c, RunDir.of(c, "digest")) for c in configs]
+    return [Entry([f"seed={c.seed}"], c, RunDir(run_path(c, "digest"), "digest")) for c in configs]
 
 
 def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
@@ -108,7 +110,7 @@ def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
     kept = {*os.listdir(run.path)} - {".run.json.lock"}
     assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
     # A run that is frozen again keeps its uid.
-    some[7].run.freeze(some[7].config, state="created")
+    some[7].run.freeze(dump(some[7].config), state="created")
     assert run.read().uid == record.uid
     assert len(run.read().attempts) == 1
 
@@ -184,7 +186,7 @@ def test_rerun(train: Train, tmp_path: Path) -> None:
 def test_only_runs_that_were_never_started(tmp_path: Path, rerun: str, status: Status) -> None:
     config = Config()
     config.launch.rerun = rerun
-    failed = RunRecord(state="failed", attempts=(Attempt(),))
+    failed = RunRecord(state="failed", attempts=(AttemptRecord(),))
     begun = Entry([], config, RunDir(tmp_path / "begun"), before=failed)
     new = Entry([], config, RunDir(tmp_path / "new"))
     set_states([begun, new], Queue())

@@ -68,7 +68,7 @@ def test_an_attempt_reads_no_gpus_of_the_one_before(
 
     monkeypatch.setattr(start, "_start", lambda *_: None)
     monkeypatch.setattr(process, "Gpus", gpus)
-    ours = process.Job(MonitorConfig(), os.getpid(), 2)
+    ours = process.MonitorSettings(MonitorConfig(), os.getpid(), 2)
     for attempt in (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], [None, "GPU-d"]):
         for rank, uuid in enumerate(attempt):
             place = SimpleNamespace(local_rank=rank)

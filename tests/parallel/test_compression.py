@@ -11,7 +11,12 @@ from torch import distributed, nn
 
 from hpctrain.config.schema import CompressionConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.parallel.reducing.gradient_compression import Compression, Int8, PowerSGD, TopK
+from hpctrain.engine.parallel.reducing.gradient_compression import (
+    GradientCompression,
+    Int8,
+    PowerSGD,
+    TopK,
+)
 from tests.bounds import EXACT
 from tests.parallel.parity import FP32, Cell, Training, build, checkpointer, either
 from tests.ranks import run_ranks
@@ -62,7 +67,7 @@ SHAPES = {"matrix": (24, 30), "vector": (11,)}
 
 
 def reduced(
-    made: Callable[..., Compression], keys: dict[str, Any], dtype: torch.dtype
+    made: Callable[..., GradientCompression], keys: dict[str, Any], dtype: torch.dtype
 ) -> dict[str, Reduced]:
     """Reduce random gradients twice with the hook that `made` constructs."""
     zeros = {name: torch.zeros(shape, dtype=dtype) for name, shape in SHAPES.items()}
@@ -83,7 +88,7 @@ def reduced(
     return result
 
 
-FIRST: dict[str, tuple[Callable[..., Compression], dict[str, Any]]] = {
+FIRST: dict[str, tuple[Callable[..., GradientCompression], dict[str, Any]]] = {
     "powersgd": (PowerSGD, {"rank": 2}),
     "powersgd, whole": (PowerSGD, {"rank": 30}),
     "topk": (TopK, {"ratio": 0.1}),

@@ -13,7 +13,7 @@ from torch._dynamo.utils import counters
 
 from hpctrain.data import generators
 from hpctrain.engine.building.flops import count_flops, meta_batch
-from hpctrain.engine.layers.dry_run import Buffers, dry_run
+from hpctrain.engine.layers.dry_run import BufferValues, dry_run
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.whole_model import prepare_modes
 from hpctrain.tasks import Classification
@@ -108,7 +108,7 @@ def test_a_dry_run_leaves_buffers_modes_and_random_numbers() -> None:
 
 def test_values_that_are_kept_are_those_of_the_last_time() -> None:
     model = Restless()
-    buffers = Buffers(model, stored=True)
+    buffers = BufferValues(model, stored=True)
     for calls in (1, 2):
         buffers.keep()
         model(torch.randn(4, 64))

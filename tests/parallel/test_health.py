@@ -114,12 +114,12 @@ def decided(health: Health, problem: str) -> str:
     facts = (problem, Judged(3, 48, lambda: [("shard.h5", rank)], own_loss=numbers[2]))
     health.policy = "rollback"
     with pytest.raises(RolledBack):
-        health.decide(*facts)
+        health.respond(*facts)
     health.policy, health._steps = "stop", []
     with pytest.raises(HealthError) as stopped:
-        health.decide(*facts)
+        health.respond(*facts)
     health.policy = "skip"
-    health.decide(*facts)
+    health.respond(*facts)
     return str(stopped.value)
 
 

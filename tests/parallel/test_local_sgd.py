@@ -15,7 +15,7 @@ from torch import distributed
 
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parts.improvement import Patience
-from hpctrain.engine.session.stepping import Every
+from hpctrain.engine.steps.stepping import Every
 from hpctrain.engine.supervised.trainer import Trainer
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, whole

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpctrain import load_run
 from hpctrain.config.rules.pairs import refused
-from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
@@ -93,7 +93,7 @@ def check(cells: list[Cell], expected: Result, folder: Path) -> None:
             for undisturbed, again in answer:
                 within(difference(undisturbed, expected), EXACT)
                 within(difference(again, rest_of(expected)), EXACT)
-        held = Reader(folder / str(size) / "0" / "step-00000002").saved
+        held = TensorReader(folder / str(size) / "0" / "step-00000002").saved
         assert all(
             is_adapter(name) or name.endswith(".balance") for name in held if name[:6] == "model."
         )
@@ -231,7 +231,7 @@ def test_a_run_trains_adapters_of_another_run(train: Train, tmp_path: Path) -> N
     train(*given)
     (second,) = set(runs(tmp_path / "runs")) - {first}
     checkpoint = second / "checkpoints" / "step-00000006"
-    saved = [n for n in Reader(checkpoint).saved if n.startswith("model.")]
+    saved = [n for n in TensorReader(checkpoint).saved if n.startswith("model.")]
     assert sorted(saved) == [
         *("model.1.lora_A", "model.1.lora_B", "model.3.lora_A", "model.3.lora_B"),
         *("model.5.bias", "model.5.weight"),

@@ -12,7 +12,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build import _micro_batches
-from hpctrain.engine.supervised.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.run_dir import RunDir
@@ -23,7 +23,7 @@ from tests.steps import ALONE, alone, batch, make, step_of, weights
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-class Simulated(Classification, Memory):
+class Simulated(Classification, GpuMemory):
     """A task whose rows take memory on a simulated device with a limit; units are arbitrary."""
 
     error: RuntimeError = torch.OutOfMemoryError("simulated")

@@ -16,7 +16,7 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.engine.parallel.dividing.stages import block_counts, divide
-from hpctrain.engine.parallel.reducing.metric_states import Measured
+from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.supervised.step import Totals
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
@@ -145,7 +145,7 @@ def losses_of(cells: tuple[Cell, ...]) -> list[list[float]]:
             training.step(share, 0.1)
             losses.append(training.step.totals.means()["loss"])
             model.module.eval()
-            totals, measured = Totals(), Measured(task, model.mesh)
+            totals, measured = Totals(), MeasuredTask(task, model.mesh)
             double = {name: torch.cat([value, value]) for name, value in share.items()}
             for given in (double, share):
                 totals.add(*model.evaluate(measured.task, given))

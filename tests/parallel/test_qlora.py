@@ -15,7 +15,7 @@ from torch import nn
 
 from hpctrain import load_run
 from hpctrain.engine.checkpoint.starting_point import plain_name
-from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.engine.layers.quantized import (
     FourBitLinear,
@@ -135,7 +135,7 @@ def test_a_run_is_resumed_evaluated_and_merged(train: Train, digits: Path, tmp_p
     train(*given)
     (run,) = runs(tmp_path / "runs")
     last = run / "checkpoints" / "step-00000006"
-    saved = {n.removeprefix("model.") for n in Reader(last).saved if n.startswith("model.")}
+    saved = {n.removeprefix("model.") for n in TensorReader(last).saved if n.startswith("model.")}
     assert saved == {f"{n}.lora_{x}" for n in (1, 3) for x in "AB"} | {"5.weight", "5.bias"}
     # Resumed from the middle, the run ends with the same bits.
     expected = journal_result(run)

@@ -4,6 +4,7 @@ import io
 import json
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from hpctrain.insight.estimates.measured_run import MeasuredRun
 from hpctrain.insight.plan import measurement
 from hpctrain.insight.plan.answer import Query, answer
 from hpctrain.insight.plan.measurement import STEPS, Measured, chosen, minutes, short_run
-from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.plan_command import main, planned_of, whole
 from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.predicting.timing import StepTime
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.freeze import check
 from hpctrain.launch.sweeps import wait
-from hpctrain.runs.freeze import check
 from tests import cluster
 from tests.conftest import run_json
 
@@ -52,8 +53,8 @@ def with_sbatch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def estimates(composer: Composer, digits: Path, output: Path, *words: str) -> list[Estimate]:
     where = [f"data.path={digits}", f"output_dir={output}", "train.max_steps=200"]
-    config = composer.typed(["experiment=digits", *where, *words])
-    return answer(Query(config, None, None, None, None, True, measure=True), []).layouts
+    training = planned_of(composer.typed(["experiment=digits", *where, *words]))
+    return answer(Query(training, None, None, None, None, True, measure=True), []).layouts
 
 
 @pytest.mark.parametrize(
@@ -97,12 +98,13 @@ def test_the_jobs_of_one_number_of_ranks_are_one_array_and_only_measure(
     assert group == found[:3]
     assert [one.layout.kind for one in group] == ["ddp", "zero1", "zero2"]
     entries = []
+    given = composer.typed(["experiment=digits", f"data.path={digits}", *words])
     for one in group:
-        config = short_run(one, tmp_path, minutes(group))
+        config = short_run(one, tmp_path, minutes(group), partial(whole, given))
         validate(config)
         entries.append(Entry([], config, check(config)))
     assert len(arrays.plan(entries, tmp_path, 1000)) == 1
-    first, original = entries[0].config, found[0].layout.config
+    first, original = entries[0].config, found[0].layout.training
     assert (first.train.max_steps, first.data.val_split) == (STEPS, None)
     assert (first.checkpoint.at_end, first.tracking.upload) == (False, False)
     assert first.launch.wait
@@ -122,7 +124,7 @@ def test_measured_beside_predicted(composer: Composer, digits: Path, tmp_path: P
     slow, fast, failed, other = found[:4]
     run = tmp_path / "0-ddp"
     measured = (20, 0.5, 0.5, None, None, 1.0, 0.0, 0.0, None)
-    own = MeasuredRun(run, slow.layout.config, 2, None, *measured)
+    own = MeasuredRun(run, 2, None, *measured)
     slow = replace(slow, time=replace(_TIME, step_s=1.1 * own.step_s))
     results = [
         Measured(failed, tmp_path / "2-zero2", None, "OutOfMemoryError: CUDA out of memory"),

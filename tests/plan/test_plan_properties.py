@@ -18,11 +18,11 @@ from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.flops import count_flops, meta_batch
 from hpctrain.errors import ConfigError
-from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import main
+from hpctrain.insight.plan.plan_command import main, planned_of
 from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, Regression
@@ -38,7 +38,7 @@ def sample(length: int = 65) -> Batch:
 
 
 def activations(build: Build, mode: str = "none") -> Activations:
-    return Measured(build, LanguageModel(), sample(), None)[mode]
+    return MeasuredActivations(build, LanguageModel(), sample(), None)[mode]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def estimator() -> Estimator:
     with torch.device("meta"):
         model = SMALL()
     facts = facts_of(model, LanguageModel(), sample())
-    measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16)
+    measured = MeasuredActivations(SMALL, LanguageModel(), sample(), torch.bfloat16)
     return Estimator(model, facts, measured)
 
 
@@ -57,7 +57,7 @@ def layout(batch: int, ranks: int = 1, **keys: Any) -> Layout:
     for key, value in keys.items():
         section, name = key.rsplit("__", 1)
         setattr(attrgetter(section.replace("__", "."))(config), name, value)
-    return Layout(config, 1, ())
+    return Layout(planned_of(config), 1, ())
 
 
 def test_activations_grow_with_the_micro_batch_alone(estimator: Estimator) -> None:
@@ -119,7 +119,7 @@ def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     assert more.saved - few.saved == pytest.approx(8 / 8 * few.saved, rel=0.1)
     assert (more.working, more.outside) == (few.working, few.outside)
     assert whole.saved > activations(SMALL, "full").saved
-    measured = Measured(SMALL, LanguageModel(), sample(), torch.bfloat16)
+    measured = MeasuredActivations(SMALL, LanguageModel(), sample(), torch.bfloat16)
     lower, autocast = (measured.of("none", cast=cast).saved for cast in (True, False))
     assert lower < 0.9 * autocast
 
@@ -139,7 +139,7 @@ class Unlisted(nn.Module):
 
 def test_checkpointing_is_of_the_blocks_that_the_config_names() -> None:
     def saved(mode: str, classes: list[str]) -> int:
-        return Measured(Unlisted, LanguageModel(), sample(), None, classes)[mode].saved
+        return MeasuredActivations(Unlisted, LanguageModel(), sample(), None, classes)[mode].saved
 
     assert saved("full", ["Sequential"]) < saved("none", [])
     with torch.device("meta"):
@@ -239,7 +239,7 @@ class TwoInputs(nn.Module):
 )
 def test_dense_targets_and_several_inputs(task: Any, shape: str, size: int) -> None:
     fields = of_shape(task, parse_shape(shape))
-    found = Measured(TwoInputs, task, fields, None)["none"]
+    found = MeasuredActivations(TwoInputs, task, fields, None)["none"]
     assert found.outputs == 4 * 3 * size
     with torch.device("meta"):
         flops = count_flops(TwoInputs(), task, meta_batch(fields))

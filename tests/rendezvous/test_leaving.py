@@ -17,7 +17,7 @@ from tests.steps import ALONE
 FAILS = """
 import atexit, time
 from hpctrain import cli, errors
-from hpctrain.rendezvous import leaving
+from hpctrain.cluster.ranks import leaving
 
 def fails(argv):
     leaving.leave_group_open()

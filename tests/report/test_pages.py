@@ -12,11 +12,11 @@ from matplotlib.figure import Figure
 
 from hpctrain.insight.report import report_command, sweep_tree
 from hpctrain.insight.report.account.run_account import RunAccount, read
-from hpctrain.insight.report.run_tree import verdict
-from hpctrain.insight.report.sweeps.parameters import Sweep
+from hpctrain.insight.report.run_tree import sentence
+from hpctrain.insight.report.sweeps.parameters import SweptRuns
 from hpctrain.insight.report.sweeps.seeds import settings
 from hpctrain.insight.report.tree import Chart
-from hpctrain.insight.report.views import html_view, sweep_charts
+from hpctrain.insight.report.views import charts, html_view
 from tests.report.accounts import BEGIN, account, attempt, metrics, write_run
 
 
@@ -98,12 +98,12 @@ def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
         ("created", None, "has not begun."),
     ],
 )
-def test_a_verdict_is_one_sentence(
+def test_a_run_in_one_sentence(
     tmp_path: Path, state: str, facts: dict[str, Any] | None, said: str
 ) -> None:
     attempts = [] if facts is None else [attempt(0, 95, **facts) | {"state": state}]
     events = [metrics(1, 90, 3, train_loss=math.nan)] if attempts else []
-    text = verdict(account(write_run(tmp_path / "run", attempts, events, state=state)))
+    text = sentence(account(write_run(tmp_path / "run", attempts, events, state=state)))
     assert said in text.replace("2 min", "1 min")
     assert text.startswith("The run ")
     assert "nan" not in text
@@ -135,9 +135,9 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
     found = settings(accounts, "seed", ["val/accuracy"])
     rate = "0.01" if by_one else "0.010"  # what the config has, or what was swept
     assert [each.values for each in found] == [{"optimizer.lr": rate}, {"optimizer.lr": "0.1"}]
-    sweep = Sweep.of(accounts)
+    sweep = SweptRuns.of(accounts)
     assert sorted(sweep.keys) == ["optimizer.lr", "seed"]
-    axes = drawn(sweep_charts.sweep_chart(sweep))
+    axes = drawn(charts.sweep_chart(sweep))
     assert axes.get_ylabel() == "val/accuracy (higher is better)"
     assert axes.get_xlabel()
     page = html_view.page("6 runs", sweep_tree.tree(accounts, sweep, found, None, None))
@@ -157,4 +157,4 @@ def test_runs_and_settings_have_one_order(tmp_path: Path, metric: str, best: str
     """Also those of a metric whose name does not tell a direction: more is better then."""
     accounts = grid(tmp_path, by_one=True, metric=metric)
     assert settings(accounts, "seed", [metric])[0].values == {"optimizer.lr": best}
-    assert Sweep.of(accounts, metric).finished[0].swept["optimizer.lr"] == best
+    assert SweptRuns.of(accounts, metric).finished[0].swept["optimizer.lr"] == best

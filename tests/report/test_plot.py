@@ -13,6 +13,7 @@ from hpctrain.insight.report.plot_command import main
 from hpctrain.insight.report.views.curves import thinned
 from hpctrain.results.commands.export import main as export
 from hpctrain.results.commands.export import write_table
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker
 
 
@@ -22,9 +23,7 @@ def run(tmp_path: Path) -> Path:
     path = tmp_path / "runs" / "r-0123abcd"
     position = 0
     for first, last in ((0, 8), (6, 12)):
-        tracker = JournalTracker(
-            path, uri="http://127.0.0.1:9", experiment="e", run_name="n", uid="r", upload=False
-        )
+        tracker = JournalTracker(path, Meta("http://127.0.0.1:9", "e", "n", "r"), upload=False)
         tracker.start({}, {})
         if first:
             tracker.rewind(position)

@@ -1,4 +1,4 @@
-"""Scaling series: batches before queueing, verdict, and what is left out."""
+"""Scaling series: batches before queueing, what is said, and what is left out."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,16 +90,16 @@ def test_a_strong_series_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("kind", "times", "verdict"),
+    ("kind", "times", "said"),
     [
         ("strong", {1: 100, 2: 51, 4: 26}, "96%, good"),
         ("weak", {1: 100, 2: 110, 4: 118}, "85%, acceptable"),
         ("weak", {1: 100, 2: 150}, "67%, poor"),
     ],
 )
-def test_verdicts(tmp_path: Path, kind: str, times: dict[int, float], verdict: str) -> None:
+def test_what_is_said(tmp_path: Path, kind: str, times: dict[int, float], said: str) -> None:
     *_, last = judged(series(tmp_path, kind, times)).rows()
-    assert verdict in [fact.text for fact in last]
+    assert said in [fact.text for fact in last]
 
 
 def test_runs_that_cannot_be_compared_are_named(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def made(folder: Path, hosts: list[str], state: str = "running", now: float = NO
 def sampled(run: RunDir, node: str, nvml: Nvml | None, at: float = NOW, **own: float) -> None:
     """Write ten samples of a node, the last one at the time `at`."""
     gpus = Gpus([] if nvml is None else ["GPU-a", "GPU-b"], Nvidia(nvml))
-    writer = samples.Writer(samples.folder(run.path) / f"{node}.jsonl")
+    writer = samples.SampleWriter(samples.folder(run.path) / f"{node}.jsonl")
     writer.write(at - 100, facts=gpus.facts)
     for number in range(10):
         writer.write(at - 10 * (9 - number), metrics=CORES | own | gpus.read())

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
+from hpctrain.launch.freeze import freeze
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
-from hpctrain.runs.freeze import freeze, refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.tracking.journal import Journal, journal_path, last_step
 from tests.conftest import run_json
 
@@ -20,7 +22,7 @@ def trained(folder: Path, step: int) -> tuple[Config, RunDir]:
     """Return a run that was killed after it had logged the metrics of a step."""
     config = Config(name="digits", output_dir=str(folder))
     config.data.path = "/data"
-    run = RunDir.of(config, "digest")
+    run = RunDir(run_path(config, "digest"), "digest")
     freeze(config, run)
     run.begin_attempt()
     journal = Journal(run.path)
@@ -37,9 +39,11 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
     config, run = trained(tmp_path, 5000)
     assert last_step(journal_path(run.path)) == 5000
     before = run.read()
-    for check in (refuse_lost_checkpoints, freeze):
-        with pytest.raises(StorageError, match=r"was at step 5000.*train\.from_scratch=true"):
-            check(config, run)
+    said = r"was at step 5000.*train\.from_scratch=true"
+    with pytest.raises(StorageError, match=said):
+        refuse_lost_checkpoints(run, config.checkpoint)
+    with pytest.raises(StorageError, match=said):
+        freeze(config, run)
     assert run.read() == before
     frozen = run.config_file.read_bytes()
     config.train.from_scratch = True
@@ -51,7 +55,7 @@ def test_a_run_that_has_lost_its_checkpoints_is_refused(
     assert run.config_file.read_bytes() == frozen
     (run.checkpoints / "step-00004900").rmdir()
     with pytest.raises(StorageError):  # in a job: the key holds for the command that has it
-        refuse_lost_checkpoints(config, run)
+        refuse_lost_checkpoints(run, config.checkpoint)
     with caplog.at_level(logging.WARNING):
         freeze(config, run)
     assert f"{run.path} was at step 5000 and has no checkpoint" in caplog.text
@@ -99,15 +103,15 @@ def test_when_a_checkpoint_must_be_there(
     config, run = trained(tmp_path, step)
     run.update(**change)
     if allowed:
-        refuse_lost_checkpoints(config, run)
+        refuse_lost_checkpoints(run, config.checkpoint)
         return
     with pytest.raises(StorageError):
-        refuse_lost_checkpoints(config, run)
+        refuse_lost_checkpoints(run, config.checkpoint)
     place = run.checkpoints / "step-00000200.old"  # a kill while it was replaced
     place.mkdir(parents=True)
-    refuse_lost_checkpoints(config, run)
+    refuse_lost_checkpoints(run, config.checkpoint)
     place.rename(place.with_suffix(""))
-    refuse_lost_checkpoints(config, run)
+    refuse_lost_checkpoints(run, config.checkpoint)
 
 
 def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
@@ -115,4 +119,4 @@ def test_without_tracking_the_heartbeat_counts(tmp_path: Path) -> None:
     journal_path(run.path).unlink()
     (run.path / "progress.json").write_text(json.dumps({"step": 401}))
     with pytest.raises(StorageError, match="was at step 401"):
-        refuse_lost_checkpoints(config, run)
+        refuse_lost_checkpoints(run, config.checkpoint)

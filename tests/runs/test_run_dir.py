@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import dump, load
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
@@ -38,7 +38,7 @@ def test_a_frozen_config_that_was_cut_or_changed_is_an_error(tmp_path: Path) -> 
     run = RunDir(tmp_path / "run-00000001")
     config = Config()
     config.data.path = "/data"
-    run.freeze(config)
+    run.freeze(dump(config))
     frozen = run.config_file.read_text()
     assert load(run.config_file).train == config.train
     changed = load(run.config_file, ["site.account=0123", "site.modules=[3.10]"]).site
@@ -53,7 +53,7 @@ def test_a_frozen_config_that_was_cut_or_changed_is_an_error(tmp_path: Path) -> 
             load(run.config_file)
     # A job may read either file while a run is frozen again, and the last one counts afterwards.
     config.train.log_every = 7
-    run.freeze(config)
+    run.freeze(dump(config))
     assert load(run.config_file).train == config.train
     run.config_file.write_text(frozen)
     assert load(run.config_file).train.log_every is None
@@ -63,7 +63,7 @@ def test_a_config_from_before_there_were_digests_is_read_if_it_is_whole(tmp_path
     config = Config()
     config.data.path = "/data"
     run = RunDir(tmp_path / "run-00000001")
-    run.freeze(config)
+    run.freeze(dump(config))
     record = run_json(run.path)
     del record["config_digests"]
     (run.path / "run.json").write_text(json.dumps(record))
@@ -79,6 +79,6 @@ def test_a_config_from_before_there_were_digests_is_read_if_it_is_whole(tmp_path
             load(run.config_file)
     run.config_file.write_text(frozen)
     config.seed = 1
-    run.freeze(config)  # the crash of a moment ago may have left the old file
+    run.freeze(dump(config))  # the crash of a moment ago may have left the old file
     run.config_file.write_text(frozen)
     assert load(run.config_file).seed == 0

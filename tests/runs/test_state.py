@@ -17,7 +17,7 @@ from hpctrain.cluster.slurm.queue import Ended, Job, Queue
 from hpctrain.runs.state import state as state_module
 from hpctrain.runs.state.facts import Facts, gather
 from hpctrain.runs.state.shared_job import job_of
-from hpctrain.runs.state.state import ended_for_good, eta_s, judge
+from hpctrain.runs.state.state import ended_for_good, eta_s, state_of
 from hpctrain.tracking.journal import Journal
 from tests.made_runs import (
     ATTEMPT,
@@ -184,7 +184,7 @@ def test_the_state_of_a_run(said: str, expected: str, reason: str, more: dict[st
     if not more.pop("local", False):
         record["submission"] = SUBMITTED | {"time": more.pop("asked", NOW - 1000)}
         more = {"scheduler": True} | more
-    state = judge(facts_of(Path("/runs/x"), record, **more), NOW)
+    state = state_of(facts_of(Path("/runs/x"), record, **more), NOW)
     assert (state.name, reason in state.reason) == (expected, True), state
     assert bool(reason) == bool(state.reason)
 
@@ -223,7 +223,7 @@ def test_a_run_that_could_write_nothing_more(
         journal.append("metrics", step=590, metrics={})
         journal.close()
     (found,) = gather([run])
-    state = judge(found, now)
+    state = state_of(found, now)
     assert (state.name, state.reason) == (expected[0], expected[1].format(host))
     assert state_module.step(found) == (590 if logged else 500)
 
@@ -253,7 +253,7 @@ def test_a_job_says_nothing_of_a_run_taken_up_in_a_terminal(tmp_path: Path, no_s
         ("b-00000001", here, ("lost", "no process holds it on node1")),
     ):
         run = make_run(tmp_path, name, state="running", attempts=[attempt], submission=SUBMITTED)
-        state = judge(gather([run])[0], NOW)
+        state = state_of(gather([run])[0], NOW)
         assert (state.name, state.reason) == expected
 
 
@@ -272,7 +272,7 @@ def test_the_time_left() -> None:
 def test_the_reason_of_a_failed_run_has_no_lines_of_code() -> None:
     error = 'ConfigError: model._target_=a.B:\n odd  sizes\n  File "a.py", line 3, in f\n    f()'
     facts = facts_of(Path("a-00000001"), {"state": "failed", "attempts": [{"error": error}]}, {})
-    assert judge(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"
+    assert state_of(facts, NOW).reason == "ConfigError: model._target_=a.B: odd sizes"
 
 
 def test_a_trial_that_was_cancelled_has_left_its_worker(tmp_path: Path) -> None:

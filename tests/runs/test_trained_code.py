@@ -13,11 +13,12 @@ import torch
 from torch import distributed
 from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorageMetadata
 
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.engine.checkpoint.tensor_reader import misfit
-from hpctrain.runs.code import modules, trained_code
-from hpctrain.runs.code.modules import Module, difference
-from hpctrain.runs.freeze import freeze
+from hpctrain.launch.freeze import freeze
+from hpctrain.runs.code import trained_code
+from hpctrain.runs.code.trained_code import Module, difference
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.ranks import run_ranks
@@ -73,16 +74,16 @@ def test_the_modules_that_were_imported_are_known_and_found_again(project: Path)
     (project / "plugins" / "deep" / "inner.py").write_text("import json, helper\n")
     before = {*sys.modules}
     importlib.import_module("plugins")
-    found = modules.loaded(before)
+    found = trained_code.loaded(before)
     assert [*found] == ["helper", "plugins", "plugins.deep.inner"]
     assert found["plugins.deep.inner"].file == "plugins/deep/inner.py"
     assert found["helper"] == Module("helper.py", HELPER)
-    assert modules.on_disk(found) == found
-    assert [*modules.loaded({*sys.modules}, {"plugins"})] == ["plugins", "plugins.deep.inner"]
+    assert trained_code.on_disk(found) == found
+    assert [*trained_code.loaded({*sys.modules}, {"plugins"})] == ["plugins", "plugins.deep.inner"]
     native = found | {"native": Module("native.so", "xxh3_128:0")}
     (project / "native.so").write_bytes(b"\x7fELF 22")
     (project / "plugins" / "deep" / "inner.py").unlink()
-    told = difference(native, modules.on_disk(native), "attempt 2")
+    told = difference(native, trained_code.on_disk(native), "attempt 2")
     assert told == "native.so: changed since attempt 2; plugins/deep/inner.py: gone"
 
 
@@ -107,30 +108,30 @@ def trained(folder: Path) -> tuple[Config, RunDir]:
     """Return a run of `net.Net` whose first attempt has saved step 4."""
     config = Config(name="digits", output_dir=str(folder / "runs"), model={"_target_": "net.Net"})
     config.data.path = "/data"
-    run = RunDir.of(config, "digest")
+    run = RunDir(run_path(config, "digest"), "digest")
     freeze(config, run)
     run.begin_attempt(first_step=0)
     known = {*sys.modules}
     importlib.import_module("net")
-    trained_code.record(config, run, known)
+    trained_code.record(run, ["net.Net"], known)
     (run.checkpoints / "step-00000004").mkdir()
     run.end_attempt("interrupted", step=4)
     return config, run
 
 
 def test_the_code_is_that_which_made_the_newest_checkpoint(project: Path) -> None:
-    config, run = trained(project)
+    _, run = trained(project)
     assert trained_code.changes(run) == ""
     edit(project / "helper.py", "mean", "amax")
     assert trained_code.changes(run) == CHANGED
     run.begin_attempt(first_step=4, code_changed=CHANGED)
-    trained_code.record(config, run, {*sys.modules})
+    trained_code.record(run, ["net.Net"], {*sys.modules})
     assert trained_code.changes(run) == CHANGED, "this attempt has made no checkpoint yet"
     run.end_attempt("failed", error="")
     edit(project / "helper.py", "amax", "sum")
     assert trained_code.changes(run) == CHANGED
     run.begin_attempt(first_step=4)
-    trained_code.record(config, run, {*sys.modules})
+    trained_code.record(run, ["net.Net"], {*sys.modules})
     (run.checkpoints / "step-00000006").mkdir()
     assert trained_code.changes(run) == ""
     edit(project / "helper.py", "sum", "mean")
@@ -153,18 +154,18 @@ def test_a_branch_knows_the_code_of_its_checkpoint(project: Path) -> None:
     config, run = trained(project)
     edit(project / "helper.py", "mean", "sum")
     run.begin_attempt(first_step=4)
-    trained_code.record(config, run, {*sys.modules})
+    trained_code.record(run, ["net.Net"], {*sys.modules})
     (run.checkpoints / "step-00000006").mkdir()
     for step in (4, 6):
         config.seed = step
-        child = RunDir.of(config, "digest")
+        child = RunDir(run_path(config, "digest"), "digest")
         freeze(config, child)
         trained_code.inherit(run, child, step)
         (child.checkpoints / f"step-{step:08d}").mkdir(parents=True)
         edit(project / "helper.py", "sum", "amax")
         assert trained_code.changes(child) == CHANGED.replace("attempt 1", "the branch")
         child.begin_attempt(first_step=step)
-        trained_code.record(config, child, {*sys.modules})
+        trained_code.record(child, ["net.Net"], {*sys.modules})
         assert "since the branch" in trained_code.changes(child)
         (child.checkpoints / "step-00000008").mkdir()
         assert trained_code.changes(child) == ""

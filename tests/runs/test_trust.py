@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from hpctrain.cluster.slurm.job_environment import TRUST
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import dump, executed, load
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.here import train_frozen
 from hpctrain.errors import ConfigError
 from hpctrain.launch import resume
+from hpctrain.launch.freeze import freeze
 from hpctrain.results.commands.branch import branch
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.results.text_generation import Generator
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import run_module
 
@@ -44,7 +44,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     config.data.path, config.tracking.enabled = "/data", False
     config.model = {"_target_": "theirs.Model", "inner": [{"_target_": "os.system"}]}
     run = RunDir(tmp_path / "run-00000001", "digest")
-    run.freeze(config, code="0123456789abcdef")
+    run.freeze(dump(config), code="0123456789abcdef")
     run.update(state="interrupted")
     return run
 
@@ -70,10 +70,10 @@ def test_who_is_trusted_is_said(run: RunDir, caplog: pytest.LogCaptureFixture, w
     os.chown(copy, STRANGER, -1)
     config = load(run.config_file)
     with pytest.raises(ConfigError, match=f"the code in {copy}"):
-        trust.check(run.path, config, run.code_copy)
-    trust.check(run.path, config)
+        trust.check(run.path, executed(config), run.code_copy)
+    trust.check(run.path, executed(config))
     trust.accept(word)
-    trust.check(run.path, config, run.code_copy)
+    trust.check(run.path, executed(config), run.code_copy)
     assert f"belongs to nobody (uid {STRANGER}), and this runs with your rights" in caplog.text
 
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from hpctrain.search.rule import NOTHING_LEFT, Action, choose
-from hpctrain.search.trials import Found, Trial
+from hpctrain.search.trials import FoundSearch, Trial
 
 
 def trial(number: int, state: str, *values: float, goal: int = 0) -> Trial:
@@ -16,8 +16,8 @@ def trial(number: int, state: str, *values: float, goal: int = 0) -> Trial:
     return Trial(number, state, {}, f"run-{number}", reached, len(values), goal, "")
 
 
-def search(*trials: Trial, n_trials: int = 0) -> Found:
-    return Found(
+def search(*trials: Trial, n_trials: int = 0) -> FoundSearch:
+    return FoundSearch(
         study="digits",
         storage="",
         direction="minimize",

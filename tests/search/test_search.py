@@ -11,7 +11,7 @@ import yaml
 from hpctrain.base.files import lock
 from hpctrain.errors import StorageError
 from hpctrain.search.study_file import study_storage
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 from tests.conftest import Completed, run_json, runs
 from tests.search.conftest import Begin
 
@@ -47,7 +47,7 @@ def test_a_study_does_not_change_what_it_searches(
     other = "hydra.sweeper.study_name=other"
     said = refused(begin, capsys, *GIVEN, "seed=range(0,9)", other, f"hydra.sweep.dir={sweep}")
     assert "this folder has the search mine already" in said
-    found = Found.of(sweep)
+    found = FoundSearch.of(sweep)
     assert (found.rungs, found.n_trials, found.direction) == ((1, 3, 9), 99, "maximize")
 
 

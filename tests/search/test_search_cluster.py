@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from hpctrain.search.trials import Found
+from hpctrain.search.trials import FoundSearch
 from tests import cluster, forkserver
 from tests.conftest import run_json, runs
 from tests.search.conftest import HELD
@@ -22,10 +22,10 @@ SEARCH = (
 )
 
 
-def found_in(folder: Path) -> tuple[Path, Found]:
+def found_in(folder: Path) -> tuple[Path, FoundSearch]:
     """Return the folder of the only search in an output folder, and the search."""
     (file,) = folder.glob("sweeps/*/search.json")
-    found = Found.of(file.parent)
+    found = FoundSearch.of(file.parent)
     return file.parent, found
 
 

@@ -15,8 +15,8 @@ from hpctrain.base.files.lock import file_lock
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import space, trial_run
-from hpctrain.search.trial_run import Piece
-from hpctrain.search.trials import Found, _trial
+from hpctrain.search.trial_run import TrialPiece
+from hpctrain.search.trials import FoundSearch, _trial
 from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from hpctrain.search.workers import Worker
 from tests.search.conftest import Begin, worker
@@ -24,7 +24,7 @@ from tests.search.conftest import Begin, worker
 RUNGS = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "optimizer.lr=range(1,28)")
 
 
-def stand_in(piece: Piece, value: float) -> None:
+def stand_in(piece: TrialPiece, value: float) -> None:
     """Leave in the run directory what a training up to `piece.until` leaves."""
     run = RunDir(piece.run)
     with run.lock():
@@ -34,7 +34,7 @@ def stand_in(piece: Piece, value: float) -> None:
         run.end_attempt(state, result={"step": step, piece.metric: value})
 
 
-def value_of(piece: Piece) -> float:
+def value_of(piece: TrialPiece) -> float:
     """Return the best value for 14."""
     lr = float((piece.run / "config.yaml").read_text().partition("\n  lr: ")[2].split()[0])
     return -abs(lr - 14)
@@ -55,7 +55,7 @@ def train_all(*workers: Worker) -> None:
 def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     sweep = begin(*RUNGS, "hydra.sweeper.n_trials=9")
     train_all(worker(sweep), worker(sweep))
-    found = Found.of(sweep)
+    found = FoundSearch.of(sweep)
     assert found.ended
     assert found.best is not None
     ranked = sorted(found.trials, key=lambda trial: found.rank(trial, 1))
@@ -68,7 +68,7 @@ def test_the_best_of_each_rung_is_promoted(begin: Begin) -> None:
     again = begin(*RUNGS, "hydra.sweeper.n_trials=10")
     assert again == sweep
     train_all(worker(sweep))
-    found = Found.of(sweep)
+    found = FoundSearch.of(sweep)
     assert len(found.trials) == 10
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
         RunDir(second.run).end_attempt("finished", result={"step": 2, second.metric: 0.75})
     mine.settle(second)
     assert mine.next() is None
-    (trial,) = Found.of(sweep).trials
+    (trial,) = FoundSearch.of(sweep).trials
     assert (trial.state, trial.rung, trial.values) == ("finished", 3, {1: 0.5, 9: 0.75})
 
 
@@ -102,7 +102,7 @@ def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
 def test_a_grid_is_asked_for_each_value_once(grid: dict[str, Any], tmp_path: Path) -> None:
     study = optuna.create_study()
     space_of = {"seed": distribution_to_json(IntDistribution(0, 2))}
-    asked = Found(
+    asked = FoundSearch(
         study="digits",
         storage="",
         direction="minimize",
@@ -145,7 +145,7 @@ def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -
         *RUNGS, "hydra.sweeper.n_trials=4", f"hydra.sweeper.storage=sqlite:///{tmp_path}/x.db"
     )
     train_all(worker(sweep), worker(sweep))
-    found = Found.of(sweep)
+    found = FoundSearch.of(sweep)
     assert found.best is not None
     assert optuna.load_study(storage=f"sqlite:///{tmp_path}/x.db", study_name=found.study).trials
     assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
@@ -175,10 +175,10 @@ def test_a_stop_ends_each_wait_of_a_worker(begin: Begin) -> None:
     stand_in(piece, 0.5)
     with file_lock(journal, lambda: None):
         mine.settle(piece)
-    (trial,) = Found.of(sweep).trials
+    (trial,) = FoundSearch.of(sweep).trials
     assert (trial.state, trial.values) == ("waiting", {}), "another worker reports it"
     waits_for(piece.run / "lock")  # another command trains it
-    (trial,) = Found.of(sweep).trials
+    (trial,) = FoundSearch.of(sweep).trials
     assert trial.state == "waiting", "the worker, which still waits for uploads, has given it back"
 
 
@@ -229,7 +229,7 @@ def test_a_kill_in_any_phase_loses_nothing(begin: Begin) -> None:
         child.join()
         assert child.exitcode == -signal.SIGKILL, phase
     train_all(worker(sweep))
-    found = Found.of(sweep)
+    found = FoundSearch.of(sweep)
     assert found.ended
     assert len(found.trials) == 9
     assert all(trial.ended and trial.params for trial in found.trials)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hpctrain.errors import ConfigError
-from hpctrain.search.settings import Settings
+from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys
 
 GIVEN = {
@@ -19,8 +19,8 @@ GIVEN = {
 }
 
 
-def settings(max_steps: int | None = 8000, **given: Any) -> Settings:
-    return Settings.checked(GIVEN | given, "val/loss", max_steps)
+def settings(max_steps: int | None = 8000, **given: Any) -> SearchSettings:
+    return SearchSettings.checked(GIVEN | given, "val/loss", max_steps)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_the_last_rung_is_the_end_of_a_run(given: dict[str, Any], rungs: tuple[i
 def test_the_wrong_direction_is_told(
     metric: str, direction: str, told: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Settings.checked(GIVEN | {"direction": direction}, metric, 8000)
+    SearchSettings.checked(GIVEN | {"direction": direction}, metric, 8000)
     assert told is ("has better values where it is" in caplog.text)
 
 

@@ -33,6 +33,7 @@ from hpctrain.cluster.slurm.sbatch import (
     partitions,
     sbatch,
 )
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
 from hpctrain.insight.doctor.checks.scheduler import checked
@@ -67,7 +68,7 @@ def test_the_job_id_in_an_answer_of_sbatch(
     program.write_text(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert sbatch(tmp_path / "script", Config()) == "12"
+    assert sbatch(tmp_path / "script", JobRequest.of(Config())) == "12"
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_refusals_that_pass_are_told_from_others(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr("hpctrain.cluster.slurm.sbatch._PAUSES_S", (0, 0))
     with pytest.raises(LaunchError) as caught:
-        sbatch(tmp_path / "script", Config())
+        sbatch(tmp_path / "script", JobRequest.of(Config()))
     assert type(caught.value) is kind
 
 
@@ -273,7 +274,7 @@ def test_the_road_of_a_site(
         sbatch="12",
     )
     config = Config(site=SiteConfig(partition=partition), launch=LaunchConfig(chain=chain))
-    findings = {each.check: each for each in checked(config)}
+    findings = {each.check: each for each in checked(config.launch, config.site, str)}
     found = findings["after a preemption"]
     assert found.found.startswith(road)
     assert found.verdict == ("warn" if road.startswith("by hand") else "pass")
@@ -316,11 +317,15 @@ def test_the_words_of_sbatch_are_told_from_a_banner(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("CODE", "0")
-    assert expected_start("", Config()) == "to start at 2026-01-01T00:00:00 on nodes n1"
+    assert (
+        expected_start("", JobRequest.of(Config())) == "to start at 2026-01-01T00:00:00 on nodes n1"
+    )
     monkeypatch.setenv("CODE", "1")
-    assert expected_start("", Config()).startswith("not now, it will wait (sbatch: Job 7")
+    assert expected_start("", JobRequest.of(Config())).startswith(
+        "not now, it will wait (sbatch: Job 7"
+    )
     with pytest.raises(LaunchError, match=r"^sbatch refused the job: sbatch: Job 7"):
-        sbatch(tmp_path / "script", Config())
+        sbatch(tmp_path / "script", JobRequest.of(Config()))
 
 
 def test_array_tasks_in_one_word() -> None:

@@ -13,8 +13,9 @@ import pytest
 from hpctrain.cluster.slurm import steps
 from hpctrain.cluster.slurm.container import CHOOSE_GPUS, in_container, shell_words
 from hpctrain.cluster.slurm.job_environment import clean_environment
-from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
 from hpctrain.config.composing.compose import compose as compose_config
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, ContainerConfig, DataConfig, LaunchConfig, SiteConfig
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
@@ -35,7 +36,7 @@ def config(site: SiteConfig | None = None, **launch: Any) -> Config:
 
 
 def script(site: SiteConfig | None = None, **launch: Any) -> str:
-    return sbatch_script(config(site, **launch), FOLDER, 1)
+    return sbatch_script(JobRequest.of(config(site, **launch)), FOLDER, 1)
 
 
 def directives(text: str) -> set[str]:
@@ -87,11 +88,12 @@ def test_the_script_says_what_was_asked() -> None:
         srun=["--cpu-bind=cores", "--mpi=none"],
     )
     text = sbatch_script(
-        config(site, nodes=2, tasks_per_node=2, gpus_per_node=4, cpus_per_task=3, time_min=90),
+        JobRequest.of(
+            config(site, nodes=2, tasks_per_node=2, gpus_per_node=4, cpus_per_task=3, time_min=90)
+        ),
         FOLDER,
         5,
-        max_running=2,
-        dependency="afterany:123",
+        order=JobOrder(2, "afterany:123"),
     )
     assert directives(text) == {
         "--job-name=digits",
@@ -132,7 +134,7 @@ def ranged(nodes: str, site: SiteConfig | None = None, **launch: Any) -> Config:
 @pytest.mark.parametrize(("given", "used", "warned"), [(4, 4, False), (7, 4, True), (8, 8, False)])
 def test_a_range_of_nodes(given: int, used: int, warned: bool, tmp_path: Path) -> None:
     made = ranged("3-9", tasks_per_node=2, cpus_per_task=3, gpus_per_node=2)
-    text = sbatch_script(made, tmp_path, 1)
+    text = sbatch_script(JobRequest.of(made), tmp_path, 1)
     asked = {"--nodes=4-8", "--mincpus=6", "--cpus-per-task=3", "--gpus-per-node=2"}
     assert asked < directives(text)
     assert not any("ntasks" in line for line in directives(text))
@@ -145,11 +147,10 @@ def test_a_range_of_nodes(given: int, used: int, warned: bool, tmp_path: Path) -
 
 
 def test_a_range_in_which_all_numbers_fit_warns_of_nothing() -> None:
-    assert "warning" not in sbatch_script(ranged("1-2"), FOLDER, 1)
+    assert "warning" not in sbatch_script(JobRequest.of(ranged("1-2")), FOLDER, 1)
+    asked = ranged("1-2", SiteConfig(gpu_option="gpus-per-task"), gpus_per_node=1)
     with pytest.raises(ConfigError, match=r"site\.gpu_option=gpus-per-task with launch\.nodes=1-2"):
-        sbatch_script(
-            ranged("1-2", SiteConfig(gpu_option="gpus-per-task"), gpus_per_node=1), FOLDER, 1
-        )
+        sbatch_script(JobRequest.of(asked), FOLDER, 1)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_what_cannot_be_said_to_slurm_is_refused(site: SiteConfig, said: str) ->
 def test_folders_that_slurm_would_misread_are_refused(part: str) -> None:
     asked = replace(config(), output_dir=f"/runs/{part}")
     with pytest.raises(ConfigError, match=r"^output_dir="):
-        sbatch_script(asked, Path(asked.output_dir) / "array-0", 1)
+        sbatch_script(JobRequest.of(asked), Path(asked.output_dir) / "array-0", 1)
 
 
 def test_what_only_a_shell_understands_is_refused() -> None:
@@ -332,7 +333,7 @@ def test_what_becomes_of_a_job_whose_ranks_have_ended(
     }
     (tmp_path / "job_id").write_text("8\n9\n10\n")
     site = SiteConfig(setup=["trap 'echo teardown' EXIT"])
-    text = sbatch_script(config(site), tmp_path, 1, chain=chain)
+    text = sbatch_script(JobRequest.of(config(site)), tmp_path, 1, order=JobOrder(chain=chain))
     assert ("--dependency=singleton" in directives(text)) == bool(chain)
     assert (f"--job-name={chain or 'digits'}") in directives(text)
     done = run_in_bash(text, tmp_path, f"exit {code}", **commands)
@@ -349,7 +350,7 @@ def test_the_job_behind_one_that_was_cancelled_ends_the_chain(tmp_path: Path) ->
         "sed": f'if [[ $2 == 1p ]]; then echo "{tmp_path}/a run"; else /bin/sed "$@"; fi',
     }
     (tmp_path / "job_id").write_text("8\n9\n10\n")
-    text = sbatch_script(config(), tmp_path, 1, chain="digits-1-2")
+    text = sbatch_script(JobRequest.of(config()), tmp_path, 1, order=JobOrder(chain="digits-1-2"))
     done = run_in_bash(f"SLURM_ARRAY_JOB_ID=9\n{text}", tmp_path, "echo ranks", **commands)
     assert (done.stdout, done.returncode) == (f"{WAITING}\n", 1)
     assert "was cancelled, and so the run" in done.stderr
@@ -505,7 +506,7 @@ def test_the_ranks_are_started_again_in_the_same_job(
     given = {"plays": plays.replace(" ", "\n"), "answers": "\n".join(answers), "nodes": "a\nb\nc"}
     for name, text in (given | files).items():
         (tmp_path / name).write_text(text + "\n")
-    text = sbatch_script(config(nodes=2, spares=1), tmp_path, 1)
+    text = sbatch_script(JobRequest.of(config(nodes=2, spares=1)), tmp_path, 1)
     (tmp_path / "tasks").write_text(f"{tmp_path}/a run\n")
     assert {"--nodes=3", "--no-kill"} < directives(text)
     done = run_in_bash(text, tmp_path, sed='exec /usr/bin/sed "$@"', **SLURM)
@@ -538,13 +539,13 @@ def test_commands_of_module_keep_their_place(tmp_path: Path) -> None:
 
 def test_a_snapshot_comes_before_everything_else(tmp_path: Path) -> None:
     snapshot = tmp_path / "my code"
-    text = sbatch_script(config(), FOLDER, 1, pythonpath=[snapshot, Path("/lib")])
+    text = sbatch_script(JobRequest.of(config()), FOLDER, 1, pythonpath=[snapshot, Path("/lib")])
     text = f"export PYTHONPATH=/before\n{text}"
     done = run_in_bash(text, tmp_path, "echo $PYTHONPATH $PYTHONSAFEPATH")
     assert done.stdout == f"{snapshot}:/lib:/before 1\n"
     assert "PYTHONPATH" not in script()
     with pytest.raises(ConfigError, match="PYTHONPATH cannot name a path with a colon"):
-        sbatch_script(config(), FOLDER, 1, pythonpath=[Path("/a:b")])
+        sbatch_script(JobRequest.of(config()), FOLDER, 1, pythonpath=[Path("/a:b")])
 
 
 def test_apptainer_stands_between_srun_and_python() -> None:
@@ -556,10 +557,9 @@ def test_apptainer_stands_between_srun_and_python() -> None:
     assert f"apptainer exec \"$container_gpus\" {binds} '/my image.sif' /bin/sh -c" in command
     assert "scontrol requeue" in text
     assert "container_gpus" not in script(SiteConfig(container=container))
+    asked = replace(config(SiteConfig(container=container)), output_dir="/a,b")
     with pytest.raises(ConfigError, match="apptainer takes the ',' for the end of a path"):
-        sbatch_script(
-            replace(config(SiteConfig(container=container)), output_dir="/a,b"), FOLDER, 1
-        )
+        sbatch_script(JobRequest.of(asked), FOLDER, 1)
 
 
 @pytest.mark.parametrize(
@@ -651,7 +651,7 @@ def test_every_site_gives_a_script(file: Path) -> None:
     composed = compose_config(["experiment=digits", f"site={file.stem}", *shape])
     assert composed is not None
     validate(composed)
-    text = sbatch_script(composed, FOLDER, 2)
+    text = sbatch_script(JobRequest.of(composed), FOLDER, 2)
     checked = subprocess.run(["bash", "-n"], input=text, text=True, check=False)
     assert checked.returncode == 0
     if published:

@@ -10,7 +10,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.reducing.metric_states import Measured
+from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification, MultiLabel, Regression, measuring
@@ -85,7 +85,7 @@ def evaluated(kind: str, degrees: Degrees, batch: int = 4) -> dict[str, float]:
     found: list[dict[str, float]] = []
     # An evaluation that is stopped midway leaves nothing, nor does one that was made.
     for stopped in (True, False, False):
-        measured = Measured(task, mesh)
+        measured = MeasuredTask(task, mesh)
         mine = [*range(mesh.dp_rank, ROWS, mesh.dp_size)]
         mine = mine if mesh.dp_rank < 2 else []  # a rank without samples
         for first in range(0, len(mine) or 1, batch):
@@ -192,7 +192,7 @@ def refused(metrics: dict[str, Any], rows: int = ROWS) -> str:
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), CPU)
     model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
     try:
-        measured = Measured(task, mesh)
+        measured = MeasuredTask(task, mesh)
         model.evaluate(measured.task, batch)
         measured.update()
         measured.values()

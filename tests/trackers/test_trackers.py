@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.trackers import OtherTracker, TensorBoard, WeightsAndBiases
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.several import SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker
 from tests.conftest import Completed, journal_metrics, runs
@@ -43,8 +44,8 @@ def attempt(
     run: Path, others: list[OtherTracker], position: int, steps: range, value: float
 ) -> list[int]:
     """Log steps as an attempt that goes on at a position; return the position at each step."""
-    where: dict[str, Any] = {"uri": "http://127.0.0.1:9", "experiment": "exp", "upload": False}
-    journal = JournalTracker(run, run_name="n lr=1", uid="u", **where)
+    meta = Meta("http://127.0.0.1:9", "exp", "n lr=1", "u")
+    journal = JournalTracker(run, meta, upload=False)
     tracker = SeveralTrackers(journal, others, run, "n lr=1", "u")
     tracker.start({"optimizer": {"lr": 1}}, {"a": "b"})
     tracker.rewind(position)

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from hpctrain.tracking import samples
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker
 
 sys.modules.pop("mlflow", None)  # the server of forks has imported it (tests/forkserver.py)
@@ -20,11 +21,7 @@ run_dir, uri, options = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
 
 tracker = JournalTracker(
     run_dir,
-    uri=uri,
-    experiment="exp",
-    run_name=run_dir.name,
-    uid=run_dir.name,
-    parent_uid=options.get("parent"),
+    Meta(uri, "exp", run_dir.name, run_dir.name, options.get("parent")),
     upload=options.get("upload", True),
     drain=options.get("drain", 60.0),
 )
@@ -33,7 +30,7 @@ if "rewind" in options:
     tracker.rewind(options["rewind"])
 # The monitors of so many nodes, each of which writes one sample at every tenth step.
 nodes = [f"n{number:02}" for number in range(options.get("nodes", 0))]
-writers = [samples.Writer(samples.folder(run_dir) / f"{node}.jsonl") for node in nodes]
+writers = [samples.SampleWriter(samples.folder(run_dir) / f"{node}.jsonl") for node in nodes]
 for step in range(options["begin"], options["end"]):
     for writer in writers if step % 10 == 0 else []:
         writer.write(time.time(), metrics={f"gpu_{k}_power_usage_watts": step for k in range(4)})

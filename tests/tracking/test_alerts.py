@@ -18,7 +18,7 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
-from hpctrain.tracking.alerts.settings import Settings, variable_of
+from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.tracker import JournalTracker
@@ -75,7 +75,7 @@ EVENTS = ("failed", "stalled", "nan", "note", "idle", "finished")
 
 def attempt(run: Path, on: tuple[str, ...] = EVENTS) -> JournalTracker:
     tracker = new_tracker(run, "http://127.0.0.1:9", run_name="digits lr=1")
-    Settings("HPCTRAIN_WEBHOOK", on).put(run)
+    AlertSettings("HPCTRAIN_WEBHOOK", on).put(run)
     tracker.start({}, {})
     return tracker
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.page.mlflow_names import clean_key
+from hpctrain.tracking.store import clean_key
 from hpctrain.tracking.uploading.client import nature
 
 

@@ -40,11 +40,11 @@ def write_run(run: Path) -> None:
     (run / "logs" / "7.rank0.log").write_text("x" * 70_000 + f"\nthe last line {SECRET}\n")
     (run / "logs" / "7.rank1.log").write_text("Traceback (most recent call last):\nOSError: it\n")
     (run / "logs" / "7.rank2.log").write_text("all is well here\n")
-    writer = samples.Writer(samples.folder(run) / "n01.jsonl")
+    writer = samples.SampleWriter(samples.folder(run) / "n01.jsonl")
     writer.write(1.0, facts={"kernel": "6.1"})
     writer.write(2.0, facts={"kernel": "6.1", "driver": "570"})
     writer.close()
-    samples.Writer(samples.folder(run) / "n02.jsonl").write(1.0, facts={"driver": "550"})
+    samples.SampleWriter(samples.folder(run) / "n02.jsonl").write(1.0, facts={"driver": "550"})
     (samples.folder(run) / "n01.idle").write_text("n01: gpu_0 below 5% for 30 minutes\n")
 
 
@@ -188,16 +188,15 @@ def test_links_lead_to_the_training_runs(tmp_path: Path) -> None:
         "http://tracking:5000/#/experiments/1/runs?workflowType=machine_learning"
     )
     Meta(server, "exp", "n", "u").write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
     Uploaded(server, "u", "1", "ab", 7).write(tmp_path)
-    pages = links.known_pages(tmp_path)
-    assert pages is not None
+    pages = links.pages_of(tmp_path)
     assert pages[0].endswith("tracking:5000/#/experiments/1/runs/ab?workflowType=machine_learning")
     # A file of somebody else must not put its own words there, nor lead to a run of another store.
     Uploaded(server, "u", "1", "ab\x1b[1m", 7).write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
     Uploaded("http://other", "u", "1", "ab", 7).write(tmp_path)
-    assert links.known_pages(tmp_path) is None
+    assert links.pages_of(tmp_path) == ()
 
 
 def test_files_that_an_older_version_has_left_are_tried_again(tmp_path: Path) -> None:
@@ -212,7 +211,7 @@ def test_files_that_an_older_version_has_left_are_tried_again(tmp_path: Path) ->
 
 
 def test_a_change_on_a_node_is_told_once(tmp_path: Path) -> None:
-    writer = samples.Writer(samples.folder(tmp_path) / "n01.jsonl")
+    writer = samples.SampleWriter(samples.folder(tmp_path) / "n01.jsonl")
     seen = nodes.Nodes(tmp_path)
     writer.write(1.0, facts={"driver": "550"})
     assert seen.new_tags() == {"hpctrain.node.n01": "driver=550"}

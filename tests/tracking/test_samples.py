@@ -7,13 +7,13 @@ from hpctrain.tracking import samples
 
 def test_numbers_go_on_after_a_kill(tmp_path: Path) -> None:
     path = samples.folder(tmp_path) / "n01.jsonl"
-    writer = samples.Writer(path)
+    writer = samples.SampleWriter(path)
     writer.write(10.0, facts={"driver": "570"})
     writer.write(11.0, metrics={"a": 1.0})
     writer.close()
     with path.open("a") as file:
         file.write('{"number": 2, "time": 12.0, "met')  # killed while it wrote
-    writer = samples.Writer(path)
+    writer = samples.SampleWriter(path)
     assert writer.last == {"a": 1.0}
     writer.write(13.0, metrics={"a": 3.0, "b": float("nan")})
     writer.close()

@@ -6,11 +6,12 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read_all
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker, flatten
 
 
 def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
-    return JournalTracker(run_dir, uri=uri, experiment="exp", run_name="n", uid=uid, upload=False)
+    return JournalTracker(run_dir, Meta(uri, "exp", "n", uid), upload=False)
 
 
 def kinds(run_dir: Path) -> list[str]:

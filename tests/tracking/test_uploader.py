@@ -68,7 +68,7 @@ def test_a_run_from_start_to_end(
         "k" * 300: "long key",
     }
     # What a monitor writes, with or without a GPU.
-    writer = samples.Writer(samples.folder(tmp_path / "r") / "n01.jsonl")
+    writer = samples.SampleWriter(samples.folder(tmp_path / "r") / "n01.jsonl")
     for number in range(5):
         writer.write(begin + number, metrics={"gpu_0_power_usage_watts": 70.0 + number})
     writer.close()
@@ -133,7 +133,7 @@ def test_sigkill_in_the_middle_again_and_again(
 ) -> None:
     offline(tmp_path / "r", database, 9_000)
     for node in ("n01", "n02"):
-        writer = samples.Writer(samples.folder(tmp_path / "r") / f"{node}.jsonl")
+        writer = samples.SampleWriter(samples.folder(tmp_path / "r") / f"{node}.jsonl")
         for i in range(200):
             writer.write(1e9 + i, metrics={f"gpu_{k}_power_usage_watts": i for k in range(8)})
         writer.close()

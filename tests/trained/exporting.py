@@ -12,6 +12,7 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config, LoRAConfig, PrecisionConfig
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
@@ -245,7 +246,9 @@ def read_back(
     llama = config.model["_target_"] == TRANSFORMER and config.model.get("norm") != "layer"
     if merges:
         (folder / "merged").mkdir()
-        Exporter(config, checkpoint, merge=lora).write(folder / "merged", 10**9, lambda name: None)
+        Exporter(ModelSections.of(config), checkpoint, merge=lora).write(
+            folder / "merged", 10**9, lambda name: None
+        )
         if llama or config.model["_target_"] != TRANSFORMER:
             merged = transformers.AutoModelForCausalLM.from_pretrained(folder / "merged")
         else:
@@ -256,13 +259,15 @@ def read_back(
         within(found, 1e-5 if llama else EXACT)
     else:
         with pytest.raises(ConfigError, match=r"--merge: .* are one parameter of this model"):
-            Exporter(config, checkpoint, merge=True)
+            Exporter(ModelSections.of(config), checkpoint, merge=True)
     if config.train.lora.also:
         with pytest.raises(ConfigError, match=r"train\.lora\.also=.*: export the merged weights"):
-            Exporter(config, checkpoint)
+            Exporter(ModelSections.of(config), checkpoint)
     elif lora:
         (folder / "adapters").mkdir()
-        Exporter(config, checkpoint).write(folder / "adapters", 10**9, lambda name: None)
+        Exporter(ModelSections.of(config), checkpoint).write(
+            folder / "adapters", 10**9, lambda name: None
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             adapters = peft.PeftModel.from_pretrained(start, folder / "adapters")

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
+from hpctrain.config.frozen import dump
 from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.layers.lora import is_adapter
 from hpctrain.errors import ConfigError
@@ -93,6 +94,6 @@ def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> 
     x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(merged.eval()(x), averaged.eval()(x), rtol=0, atol=EXACT)
     loaded.config.train.ema = None
-    RunDir.open(run).freeze(loaded.config)
+    RunDir.open(run).freeze(dump(loaded.config))
     with pytest.raises(ConfigError, match="the run has no average"):
         load_run(run).evaluate(ema=True)

@@ -15,12 +15,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
-from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import Adapted
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.commands.export import main
@@ -53,22 +54,25 @@ Train = Callable[..., Completed]
 def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Exported:
     out.mkdir()
     limit = options.pop("shard_bytes", 10**9)
-    return Exporter(config, checkpoint, **options).write(out, limit, lambda name: None)
+    return Exporter(ModelSections.of(config), checkpoint, **options).write(
+        out, limit, lambda name: None
+    )
 
 
 # Prints by how many bytes the process has grown at most.
 MEASURED = """
 import json, pathlib, sys
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config
-from hpctrain.models.lora import Adapted
-from hpctrain.trained.exporting.exporter import Exporter
+from hpctrain.engine.layers.lora import Adapted
+from hpctrain.results.exporting.exporter import Exporter
 
 def memory(name):
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0]) * 1024
 
 config = Config(model=json.loads(sys.argv[1]))
-exporter = Exporter(config, pathlib.Path(sys.argv[2]))
+exporter = Exporter(ModelSections.of(config), pathlib.Path(sys.argv[2]))
 pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
 before = memory("VmRSS")
 exporter.write(pathlib.Path(sys.argv[3]), int(sys.argv[4]), lambda name: None)
@@ -186,10 +190,10 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
     # The base weights have been replaced since the training.
     save_file({"a": torch.zeros(1)}, tmp_path / "base.safetensors")
     with pytest.raises(StorageError, match="other weights"):
-        Exporter(config, checkpoint, merge=True)
+        Exporter(ModelSections.of(config), checkpoint, merge=True)
     config.checkpoint.init_digest = "xxh3_128:0"
     with pytest.raises(StorageError, match="has adapters of other weights"):
-        Exporter(config, checkpoint)
+        Exporter(ModelSections.of(config), checkpoint)
 
 
 def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
@@ -197,7 +201,7 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
     config, checkpoint = _lora(tmp_path, freeze=["layers.1.*", "norm.*"])
     model = trained_model(config, checkpoint)
     base = load_file(tmp_path / "base.safetensors")
-    saved = Reader(checkpoint).saved
+    saved = TensorReader(checkpoint).saved
     assert {"model.layers.1.mlp.down.lora_A", "model.layers.1.mlp.down.lora_B"} <= {*saved}
     assert "model.norm.weight" not in saved
     found = model.state_dict()
@@ -228,7 +232,7 @@ def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, ours.state_dict()[name].bfloat16()), name
     with pytest.raises(ConfigError, match="the run has no adapters"):
-        Exporter(config, checkpoint, merge=True)
+        Exporter(ModelSections.of(config), checkpoint, merge=True)
 
 
 @pytest.mark.parametrize(("name", "of_head"), [("hf llama", True), ("hf gpt2", False)])
@@ -277,17 +281,19 @@ def test_odd_models_are_read_by_peft(match: list[str], tied: bool, tmp_path: Pat
     config, trained, base = adapted(odd(tied=tied), match, [], tmp_path)
     x = torch.randn(5, 8)
     (tmp_path / "adapters").mkdir()
-    Exporter(config, tmp_path / "step").write(tmp_path / "adapters", 200, print)
+    Exporter(ModelSections.of(config), tmp_path / "step").write(tmp_path / "adapters", 200, print)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").eval()
         within([apart(theirs(x), trained(x))], EXACT)
     if tied:
         with pytest.raises(ConfigError, match=r"--merge: fc.weight and first.weight are one para"):
-            Exporter(config, tmp_path / "step", merge=True)
+            Exporter(ModelSections.of(config), tmp_path / "step", merge=True)
         return
     (tmp_path / "merged").mkdir()
-    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    Exporter(ModelSections.of(config), tmp_path / "step", merge=True).write(
+        tmp_path / "merged", 10**9, print
+    )
     merged = Odd(tied=tied)
     start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
     within([apart(merged.eval()(x), trained(x))], EXACT)
@@ -296,9 +302,11 @@ def test_odd_models_are_read_by_peft(match: list[str], tied: bool, tmp_path: Pat
 def test_an_adapter_in_two_places_is_no_adapter_of_peft(tmp_path: Path) -> None:
     config, trained, _ = adapted(odd(), ["deep.0"], [], tmp_path)
     with pytest.raises(ConfigError, match=r"same stands in several places of the model, and peft"):
-        Exporter(config, tmp_path / "step")
+        Exporter(ModelSections.of(config), tmp_path / "step")
     (tmp_path / "merged").mkdir()
-    Exporter(config, tmp_path / "step", merge=True).write(tmp_path / "merged", 10**9, print)
+    Exporter(ModelSections.of(config), tmp_path / "step", merge=True).write(
+        tmp_path / "merged", 10**9, print
+    )
     merged, x = Odd(), torch.randn(5, 8)
     start_from(merged, open_weights(find_weights(tmp_path / "merged")), all_used=True)
     within([apart(merged.eval()(x), trained(x))], EXACT)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.config.rules.batch_sizes import Ramp
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.validate import validate
 from hpctrain.engine.building.build_schedule import Effective, build_schedule
@@ -40,12 +40,12 @@ def test_the_batch_scales_the_learning_rate(scaling: str, batch: int, lr: float)
     ],
 )
 def test_the_warm_up_is_in_steps_samples_or_epochs(config: SchedulerConfig, steps: int) -> None:
-    assert warmup_steps(config, Ramp((), 64), steps_per_epoch=30) == steps
+    assert warmup_steps(config, BatchSizeRamp((), 64), steps_per_epoch=30) == steps
 
 
 def test_samples_become_steps_of_a_ramp_and_back() -> None:
     stages = [{"global_batch_size": 16, "steps": 10}, {"global_batch_size": 32, "samples": 100}]
-    ramp = Ramp.of(64, stages)
+    ramp = BatchSizeRamp.of(64, stages)
     assert ramp.stages == ((16, 10), (32, 4))
     assert [ramp.samples(n) for n in (0, 10, 14, 16)] == [0, 160, 288, 416]
     assert [ramp.steps(n) for n in (0, 1, 160, 161, 288, 289, 416)] == [0, 1, 10, 11, 14, 15, 16]

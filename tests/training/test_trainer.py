@@ -9,7 +9,7 @@ from torch import distributed
 
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.session.stepping import Every
+from hpctrain.engine.steps.stepping import Every
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import ConfigError

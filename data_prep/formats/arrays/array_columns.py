@@ -23,7 +23,7 @@ Values = Array | list[Array]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ArrayPart:
     """One array of a field, with `rows` samples."""
 
     where: Where
@@ -32,11 +32,11 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Column:
+class ArrayColumn:
     """The arrays of a field, one after the other."""
 
     name: str  # name of the field
-    parts: tuple[Part, ...]  # the arrays
+    parts: tuple[ArrayPart, ...]  # the arrays
     axis: int | None = 0  # the axis that counts the samples; None: each array is a sample
     cast: str = ""  # the dtype to cast to, or ""
     text: bool = False  # whether the values are text, which is stored as UTF-8
@@ -49,12 +49,12 @@ class Column:
         """Where each part ends."""
         return list(accumulate(part.rows for part in self.parts))
 
-    def place(self, row: int) -> tuple[Part, int]:
+    def place(self, row: int) -> tuple[ArrayPart, int]:
         """Return the part that contains a row, and the row's number in it."""
         number = bisect_right(self.ends, row)
         return self.parts[number], row - (self.ends[number - 1] if number else 0)
 
-    def spans(self, start: int, stop: int) -> Iterator[tuple[Part, int, int]]:
+    def spans(self, start: int, stop: int) -> Iterator[tuple[ArrayPart, int, int]]:
         """Yield each part that contains some of these rows, with their first and last number."""
         while start < stop:
             part, first = self.place(start)
@@ -66,12 +66,12 @@ class Column:
 class OpenColumn:
     """A column and the one of its files that is open. The user calls `close`."""
 
-    def __init__(self, column: Column) -> None:
+    def __init__(self, column: ArrayColumn) -> None:
         self.column = column
-        self._part: Part | None = None
+        self._part: ArrayPart | None = None
         self._file: ArrayFile | None = None
 
-    def file(self, part: Part) -> ArrayFile:
+    def file(self, part: ArrayPart) -> ArrayFile:
         """Return the open file of a part; close the part that was open before."""
         if part is not self._part or self._file is None:
             self.close()
@@ -95,7 +95,7 @@ class OpenColumn:
             return [row for array in arrays for row in array], problems
         return np.concatenate(arrays), problems
 
-    def _span(self, part: Part, start: int, stop: int) -> tuple[Values, dict[int, str]]:
+    def _span(self, part: ArrayPart, start: int, stop: int) -> tuple[Values, dict[int, str]]:
         raw = self.file(part).rows(start, stop)
         if self.column.text:
             return [_utf8(text) for text in raw.tolist()], {}
@@ -161,12 +161,12 @@ def open_parts(
     to: str,
     *,
     unwritten: bool,
-) -> tuple[Column, Field]:
+) -> tuple[ArrayColumn, Field]:
     """Open and check each of a field's arrays once, and return the column and its field.
 
     With `unwritten`, the fill value may stand for values that were never written.
     """
-    parts: list[Part] = []
+    parts: list[ArrayPart] = []
     kinds: list[_Kind] = []
     nbytes = 0
     for where in wheres:
@@ -183,7 +183,7 @@ def open_parts(
             kinds.append(_Kind(stored, array.shape[1:], array.text))
             nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
         if rows:
-            parts.append(Part(where, rows, packing))
+            parts.append(ArrayPart(where, rows, packing))
     if not parts:
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
     schema, varies = _schema(name, wheres, kinds, whole=axis is None)
@@ -191,7 +191,7 @@ def open_parts(
         f"field {name!r}: the length varies along axis {varies} of {wheres[0]}, "
         f"{list(kinds[0].shape)}; it becomes the first axis, as in {schema}"
     )
-    column = Column(
+    column = ArrayColumn(
         *(name, tuple(parts), axis, to),
         text=kinds[0].text,
         varies=varies,

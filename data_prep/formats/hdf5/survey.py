@@ -17,12 +17,12 @@ from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.shards.storage.chunks import Chunked
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.errors import DataError
 
 
 @dataclass(frozen=True)
-class Found:
+class _Found:
     """The result of reading a file."""
 
     shard: Shard  # the file's entry in the index
@@ -40,7 +40,7 @@ class Survey:
     splits: Sequence[str]  # split of each file
     schema: Mapping[str, Field]  # the fields, the same in all files
 
-    def look(self, number: int, progress: Progress) -> Found:
+    def look(self, number: int, progress: Progress) -> _Found:
         """Compute the digest of the file, and check that all of it can be read."""
         source, path = self.sources[number], self.folder / self.paths[number]
         source.check()
@@ -49,7 +49,7 @@ class Survey:
         shard = Shard(
             *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
         )
-        layout = Layout(path, shard, self.schema, mapped=False)  # a loader uses the same class
+        layout = ShardLayout(path, shard, self.schema, mapped=False)  # a loader uses the same class
         _check_storage(layout, self.schema)
         elements, moments = {}, {}
         try:
@@ -65,10 +65,10 @@ class Survey:
             raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
         source.check()
         progress(shard.count, 0)
-        return Found(replace(shard, elements=elements), moments)
+        return _Found(replace(shard, elements=elements), moments)
 
 
-def _check_storage(layout: Layout, fields: Mapping[str, Field]) -> None:
+def _check_storage(layout: ShardLayout, fields: Mapping[str, Field]) -> None:
     """Check that HDF5 finds the chunks that a loader finds, and decodes both ends alike."""
     with h5py.File(layout.path, "r", locking=False) as file:
         for name, field in fields.items():

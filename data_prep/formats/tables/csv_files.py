@@ -14,7 +14,7 @@ from operator import add
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.opening import one_line, opened, pyarrow
 from data_prep.formats.tables.csv_text import NotTextError, Utf8, may_be_rounded, rounded
 from data_prep.show.console import size
@@ -25,7 +25,7 @@ SHOWN = 60  # characters of a value in a message
 _ROW = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
 
 
-class Rows(NamedTuple):
+class RowBatch(NamedTuple):
     """A batch of rows."""
 
     batch: Any  # a `pyarrow.RecordBatch`
@@ -50,7 +50,7 @@ def csv_schema(path: str, csv: Csv) -> Any:
         return reader.schema
 
 
-def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
+def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
     """Yield the rows with the columns `names`, converted to the types of `csv`."""
     types = {name: csv.types[name] for name in names}
     exact, done = [name for name in names if name in csv.exact], 0
@@ -59,7 +59,7 @@ def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
             if exact and may_be_rounded(batch.select(exact)):
                 _check_exact(path, csv, exact)
                 exact = []
-            yield Rows(batch, partial(add, done + 1))
+            yield RowBatch(batch, partial(add, done + 1))
             done += batch.num_rows
 
 
@@ -102,7 +102,7 @@ def _csv(path: str, csv: Csv, types: Mapping[str, Any]) -> Iterator[Any]:
     from pyarrow import csv as library
 
     tabs = ".tsv" in PurePath(path).suffixes
-    with opened(Part(path)) as stream:
+    with opened(FileRange(path)) as stream:
         text = Utf8(stream)
         try:
             reader = library.open_csv(

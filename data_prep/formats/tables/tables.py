@@ -10,7 +10,7 @@ from operator import add
 from pathlib import PurePath
 from typing import Any
 
-from data_prep.formats.files import Part
+from data_prep.formats.files import FileRange
 from data_prep.formats.opening import (
     GROWTH,
     OTHERS,
@@ -18,7 +18,7 @@ from data_prep.formats.opening import (
     parquet_rows,
 )
 from data_prep.formats.tables.columns import plain
-from data_prep.formats.tables.csv_files import Csv, Rows, csv_rows, csv_schema
+from data_prep.formats.tables.csv_files import Csv, RowBatch, csv_rows, csv_schema
 from data_prep.source import SourceFile
 from hpctrain.errors import ConfigError, DataError
 
@@ -50,26 +50,26 @@ def schema_of(path: str, csv: Csv) -> Any:
     return schema
 
 
-def parts_of(file: SourceFile) -> Iterator[tuple[Part, int]]:
+def parts_of(file: SourceFile) -> Iterator[tuple[FileRange, int]]:
     """Cut a file into parts; yield each with the approximate bytes of its data."""
     path = file.path
     if format_of(path) == "parquet":
         with open_parquet(path) as table:
             for group in range(table.num_row_groups):
                 size = table.metadata.row_group(group).total_byte_size
-                yield Part(path, group, group + 1), size
+                yield FileRange(path, group, group + 1), size
     else:
-        yield Part(path), int(file.size * GROWTH.get(PurePath(path).suffix, 1))
+        yield FileRange(path), int(file.size * GROWTH.get(PurePath(path).suffix, 1))
 
 
-def rows_of(part: Part, names: Sequence[str], csv: Csv) -> Iterator[Rows]:
+def rows_of(part: FileRange, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
     """Yield the rows of a part with the columns `names`."""
     if format_of(part.path) == "csv":
         yield from csv_rows(part.path, names, csv)
         return
     with open_parquet(part.path) as table:
         for batch, first in parquet_rows(table, part, names):
-            yield Rows(checked(batch, names), partial(add, first + 1))
+            yield RowBatch(checked(batch, names), partial(add, first + 1))
 
 
 def checked(batch: Any, names: Sequence[str]) -> Any:

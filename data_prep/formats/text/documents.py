@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
-from data_prep.formats.files import Part, line_at, lines_of, ranges
+from data_prep.formats.files import FileRange, line_at, lines_of, ranges
 from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.base.terminal.terminal import few
@@ -35,14 +35,14 @@ _Found = tuple[Callable[[], str], Document | str]
 
 
 @dataclass(frozen=True)
-class Reader:
+class DocumentReader:
     """Reads documents."""
 
     lines: bool = False  # whether each line of a text file is a document; otherwise the file is one
     key: str = "text"  # the column with the text, in JSON Lines and Parquet
     column: str = ""  # the column that decides the split, or ""
 
-    def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[Part, int]]:
+    def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[FileRange, int]]:
         """Cut a file into parts; yield each with the approximate bytes of its text."""
         kind, packing = kind_of(file.path)
         if self.column and kind == "text":
@@ -55,16 +55,16 @@ class Reader:
                 for group in range(table.num_row_groups):
                     rows = table.metadata.row_group(group)
                     size = rows.column(place).total_uncompressed_size
-                    yield Part(file.path, group, group + 1), size
+                    yield FileRange(file.path, group, group + 1), size
         elif packing:
-            yield Part(file.path), int(file.size * GROWTH[packing])
+            yield FileRange(file.path), int(file.size * GROWTH[packing])
         elif self._by_line(kind):
             for start, stop in ranges(file.size, nbytes):
-                yield Part(file.path, start, stop), stop - start
+                yield FileRange(file.path, start, stop), stop - start
         else:
-            yield Part(file.path), file.size
+            yield FileRange(file.path), file.size
 
-    def read(self, part: Part, reading: BadRecords) -> Iterator[Document]:
+    def read(self, part: FileRange, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
         kind, _ = kind_of(part.path)
         found = self._lines(part, kind) if self._by_line(kind) else _whole(part)
@@ -84,7 +84,7 @@ class Reader:
     def _by_line(self, kind: str) -> bool:
         return kind == "jsonl" or self.lines
 
-    def _lines(self, part: Part, kind: str) -> Iterator[_Found]:
+    def _lines(self, part: FileRange, kind: str) -> Iterator[_Found]:
         (at, end), number = lines_of(part), 0
         with opened(part) as stream:
             while at < end and (line := stream.readline(MAX_DOCUMENT + 1)):
@@ -136,7 +136,7 @@ class Reader:
             column = column.decode(errors="backslashreplace")
         return Document(text, str(column))
 
-    def _rows(self, part: Part) -> Iterator[_Found]:
+    def _rows(self, part: FileRange) -> Iterator[_Found]:
         keys = [self.key, *([self.column] if self.column not in ("", self.key) else [])]
         with open_parquet(part.path) as table:
             self._place(table, part.path)
@@ -178,7 +178,7 @@ def kind_of(path: str) -> tuple[str, str]:
     return kind, packing
 
 
-def _whole(part: Part) -> Iterator[_Found]:
+def _whole(part: FileRange) -> Iterator[_Found]:
     """Yield the whole file as one document."""
     with opened(part) as stream:
         content = stream.read(MAX_DOCUMENT + 1)

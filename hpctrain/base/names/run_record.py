@@ -83,7 +83,7 @@ class Keyed(Record, frozen=True):
         return AttemptKey(self.job_id, self.restart_count, self.step_id)
 
 
-class Attempt(Keyed, frozen=True):
+class AttemptRecord(Keyed, frozen=True):
     """One attempt at a run; the time of its start is 0 if it was not recorded."""
 
     started: Time = 0.0
@@ -104,7 +104,7 @@ class Attempt(Keyed, frozen=True):
     code: str = ""
     code_changed: str = ""
     misfit: bool = False
-    # What `hpctrain.cluster.restarts.policy` has decided on the end, and why.
+    # What `hpctrain.runs.state.verdict` has decided on the end, and why.
     cause: str = ""
     fingerprint: str = ""
     ended_at: Count | None = None  # the global step that was reached
@@ -156,7 +156,7 @@ class RunRecord(Record, frozen=True):
     signature: str = ""
     data_digest: str = ""
     state: str = ""
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[AttemptRecord, ...] = ()
     submission: Submission | None = None
     result: dict[str, int | float] | None = None
     best: BestValue | None = None
@@ -193,9 +193,9 @@ class RunRecord(Record, frozen=True):
         return [note.text for note in self.notes if topic in ("", note.topic)]
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptRecord:
         """The last attempt; an empty one when none has begun."""
-        return self.attempts[-1] if self.attempts else Attempt()
+        return self.attempts[-1] if self.attempts else AttemptRecord()
 
     @property
     def words(self) -> list[str]:

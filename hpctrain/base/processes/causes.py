@@ -4,7 +4,7 @@
     an error of Python ────────── code, except for the memory and the errors of files
     any other error, a log line ─ the first cause whose texts match; code, if none does
 
-`hpctrain.cluster.restarts.policy` says what follows from each. The texts are those that torch,
+`hpctrain.runs.state.verdict` says what follows from each. The texts are those that torch,
 NCCL, CUDA, ROCm, Slurm and Linux print in public logs; `tests/runs/test_causes.py` has them, with
 texts beside them that must mean nothing.
 

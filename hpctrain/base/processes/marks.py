@@ -36,22 +36,30 @@ SIZE = 4096  # bytes
 class _Marks(NamedTuple):
     """The numbers of a page; all times are of `time.monotonic`."""
 
-    at: float = 0.0  # of the last mark
-    step: float = 0.0  # the number of global steps that were made
-    phase: float = START_UP
-    long_work: float = 0.0  # more than 0: it may take any time
-    left: float = 0.0  # 1: no marks are made any more, because the rank ends
-    begun: float = 0.0  # since when: a process may train one run after another
     # Not by the main thread:
     alive: float = 0.0  # of the last sign of the thread
     answered: float = 0.0
     asked: float = 0.0  # of the last question where the rank is
+    # By the main thread; the last two, and the stay in STEP behind them, change in each step.
+    begun: float = 0.0  # since when: a process may train one run after another
+    left: float = 0.0  # 1: no marks are made any more, because the rank ends
+    long_work: float = 0.0  # more than 0: it may take any time
+    phase: float = START_UP
+    at: float = 0.0  # of the last mark
+    step: float = 0.0  # the number of global steps that were made
 
 
 _NUMBER, _OF_RANK, _ALL, _STAY = map(struct.Struct, ("d", "6d", "9d", "2d"))
-_ALIVE, _ANSWERED, _ASKED = (8 * _Marks._fields.index(n) for n in ("alive", "answered", "asked"))
-_STAYS = _ALL.size  # for each phase, how often it was left, and the longest time of the last time
+_STEPPED = struct.Struct("4d")  # at, step, and the stay in STEP
+_ALIVE, _ANSWERED, _ASKED, _BEGUN, _AT = (
+    8 * _Marks._fields.index(n) for n in ("alive", "answered", "asked", "begun", "at")
+)
 _TEXT = 256  # where the answer begins
+
+
+def _stay_at(phase: int) -> int:
+    """Where the page has how often a phase was left, and the longest time of the last time."""
+    return _ALL.size + _STAY.size * ((phase - STEP) % len(PHASES))
 
 
 class Page:
@@ -68,7 +76,7 @@ class Page:
 
     def stay(self, phase: int) -> tuple[int, float]:
         """Return how often a phase was left, and its longest time without a mark the last time."""
-        count, longest = _STAY.unpack_from(self.bytes, _STAYS + _STAY.size * phase)
+        count, longest = _STAY.unpack_from(self.bytes, _stay_at(phase))
         return int(count), longest
 
     def ask(self) -> None:
@@ -122,8 +130,8 @@ class _Rank:
         self.write()
 
     def write(self) -> None:
-        known = self.at, self.step, self.phase, self.long_work, self.left, self.begun
-        _OF_RANK.pack_into(self.page, 0, *known)
+        known = self.begun, self.left, self.long_work, self.phase, self.at, self.step
+        _OF_RANK.pack_into(self.page, _BEGUN, *known)
 
 
 _rank = _Rank(bytearray(SIZE))
@@ -148,7 +156,7 @@ def go_on() -> None:
     if now - _rank.at > _rank.longest:
         _rank.longest = now - _rank.at
     _rank.at = now
-    _NUMBER.pack_into(_rank.page, 0, now)
+    _NUMBER.pack_into(_rank.page, _AT, now)
 
 
 def took(phase: int, seconds: float) -> None:
@@ -166,7 +174,7 @@ def enter(phase: int) -> None:
         return
     _rank.counts[_rank.phase] += 1
     stay = _rank.counts[_rank.phase], _rank.longest
-    _STAY.pack_into(_rank.page, _STAYS + _STAY.size * _rank.phase, *stay)
+    _STAY.pack_into(_rank.page, _stay_at(_rank.phase), *stay)
     _rank.phase, _rank.longest = phase, 0.0
     _rank.write()
 
@@ -184,8 +192,15 @@ def begin_step() -> None:
 
 def stepped(step: int) -> None:
     """Mark that this rank has made so many global steps."""
-    _rank.step, _rank.has_stepped = step, True
-    enter(STEP)
+    rank = _rank
+    if rank.phase != STEP:
+        rank.step, rank.has_stepped = step, True
+        enter(STEP)
+        return
+    # As `enter(STEP)`, by one write.
+    now, count = monotonic(), rank.counts[STEP] + 1
+    _STEPPED.pack_into(rank.page, _AT, now, step, count, max(rank.longest, now - rank.at))
+    rank.at, rank.step, rank.counts[STEP], rank.longest = now, step, count, 0.0
 
 
 def leave() -> None:

@@ -12,26 +12,26 @@
 from typing import NamedTuple
 
 
-class Rank(NamedTuple):
+class _Rank(NamedTuple):
     """When a rank is slow."""
 
     times: float  # as long as the median of the others
     share: float  # of the time of the steps that the others lose
 
 
-RANK = Rank(1.5, 0.2)  # a note names it
+RANK = _Rank(1.5, 0.2)  # a note names it
 RANK_S = 10.0  # of training, before a note names a rank
 
 GPU_CLOCK = 0.9  # of the median
 BUSY_PERCENT = 50.0  # the clock of a GPU without work says nothing
 
 
-class Part(NamedTuple):
+class _Part(NamedTuple):
     """The part of the median below which a figure warns or fails."""
 
     warns: float
     fails: float = 0.0
 
 
-FIGURE = Part(0.8, 0.5)
-LINK = Part(0.7, 0.5)
+FIGURE = _Part(0.8, 0.5)
+LINK = _Part(0.7, 0.5)

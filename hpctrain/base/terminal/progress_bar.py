@@ -9,7 +9,7 @@ _RENEWED_S = 0.2
 _LONG_S = 600.0  # the time that is left is said in minutes from here on
 
 
-class Progress:
+class ProgressBar:
     """Counts samples and bytes, and shows them.
 
     Of `samples`, None means not known, and of `nbytes`, roughly those of all data, 0. After

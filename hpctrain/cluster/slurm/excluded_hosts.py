@@ -11,7 +11,7 @@ from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import file_lock, patience
 from hpctrain.base.files.record import Record, Time, read_known, written
 from hpctrain.base.names.run_record import Host
-from hpctrain.config.schema import Config
+from hpctrain.config.job_request import JobRequest
 
 _NAME, _LOCK_S = "excluded.json", 10.0
 # The beginnings of the reasons of a host that was only unlike most hosts of a job.
@@ -35,24 +35,13 @@ def read(output_dir: str) -> dict[Host, Excluded]:
     return read_known(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2) or {}
 
 
-def may_differ(config: Config) -> bool:
-    """Return whether the nodes of a job may differ.
-
-    It has `parallel.weights`, or a choice of partitions, types of GPUs or features.
-    """
-    site = config.site
-    chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
-    return config.parallel.weights is not None or "," in chosen or "|" in chosen
-
-
-def avoided(config: Config) -> list[Host]:
+def avoided(job: JobRequest) -> list[Host]:
     """Return the hosts that a new job avoids, in alphabetical order.
 
     A host that is well, and only unlike others, does no harm alone or among nodes that may differ.
     """
-    alike = config.launch.nodes != 1 and not may_differ(config)
-    hosts = read(config.output_dir).items()
-    return sorted(host for host, facts in hosts if alike or not facts.why.startswith(_UNLIKE))
+    hosts = read(job.output_dir).items()
+    return sorted(host for host, facts in hosts if job.alike or not facts.why.startswith(_UNLIKE))
 
 
 def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) -> None:

@@ -20,8 +20,8 @@ from hpctrain.cluster.slurm.queue import (
     queued,
     rows,
 )
-from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
 
 
@@ -39,7 +39,7 @@ class FullQueueError(SubmitLimitError):
 
 
 def sbatch(
-    script: Path, config: Config, inherit: Sequence[int] = (), known: Sequence[str] = ()
+    script: Path, job: JobRequest, inherit: Sequence[int] = (), known: Sequence[str] = ()
 ) -> str:
     """Submit a script, by whose path the queue shows the job later; return the array's job id.
 
@@ -64,13 +64,13 @@ def sbatch(
         words = _words(done.stderr)
         timed_out |= _UNREACHABLE.search(words) is not None
         # After a timeout the job may be queued all the same, and may be the one over the limit.
-        if timed_out and (job := _find_job(script, words, known)):
-            return job
+        if timed_out and (found := _find_job(script, words, known)):
+            return found
         if _LIMIT.search(words) or _FULL.search(words):
             kind = FullQueueError if _FULL.search(words) else SubmitLimitError
-            raise kind(_refusal(words, config))
+            raise kind(_refusal(words, job))
         if not _UNREACHABLE.search(words):
-            raise LaunchError(_refusal(words, config))
+            raise LaunchError(_refusal(words, job))
     raise _unreachable(words)
 
 
@@ -120,7 +120,7 @@ _UNREACHABLE = re.compile(
 )
 
 
-def expected_start(script: str, config: Config) -> str:
+def expected_start(script: str, job: JobRequest) -> str:
     """Return when and where `sbatch --test-only` expects the text of a script to start.
 
     Raises:
@@ -139,10 +139,10 @@ def expected_start(script: str, config: Config) -> str:
     if _LIMIT.search(words) or _FULL.search(words):
         return f"when there is room for more jobs ({words})"
     if _WRONG.search(words):
-        raise LaunchError(_refusal(words, config))
-    asked, fitting = fitting_nodes(config)[0], nodes_that_fit(config.launch.of_job, config.site)
+        raise LaunchError(_refusal(words, job))
+    asked, fitting = job.nodes[0], nodes_that_fit(job.launch.of_job, job.site)
     if fitting is not None and asked > max(fitting.values()):
-        raise LaunchError(_too_few(asked, fitting, config.launch, config.site, words))
+        raise LaunchError(_too_few(asked, fitting, job.launch, job.site, words))
     # Nodes that are down now, or a closed partition: sbatch accepts the job, which waits.
     return f"not now, it will wait ({words})"
 
@@ -225,9 +225,9 @@ _SUSPECTS = {
 }
 
 
-def _refusal(words: str, config: Config) -> str:
+def _refusal(words: str, job: JobRequest) -> str:
     suspects = [
-        f"{key}={operator.attrgetter(key)(config)}"
+        f"{key}={operator.attrgetter(key)(job)}"
         for word, keys in _SUSPECTS.items()
         if word in words.lower()
         for key in keys.split()

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.base.secrets import shell_word
 from hpctrain.cluster.slurm import steps
@@ -37,8 +38,8 @@ from hpctrain.cluster.slurm.sbatch_options import (
     sbatch_options,
     step_gpu_options,
 )
-from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
 _IN_STEPS = ("run", "work")  # what steps.sh starts again; others run once
@@ -114,45 +115,54 @@ job=${{SLURM_ARRAY_JOB_ID}}_$SLURM_ARRAY_TASK_ID
 exit "$code\""""
 
 
+class JobOrder(NamedTuple):
+    """When the tasks of an array may run."""
+
+    max_running: int | None = None  # at a time; None: no limit
+    dependency: str | None = None  # the value of sbatch's option, such as `afterany:123`
+    # The name of the jobs if the script is submitted several times for one run: they run one after
+    # another, and the file `job_id` beside the script has their ids.
+    chain: str = ""
+
+
+_AT_ONCE = JobOrder()
+
+
 def sbatch_script(
-    config: Config,
+    job: JobRequest,
     folder: Path,
     count: int,
     *,
     pythonpath: Sequence[Path] = (),
-    max_running: int | None = None,
-    dependency: str | None = None,
+    order: JobOrder = _AT_ONCE,
     command: str = "run",
     exclude: Sequence[str] = (),
-    chain: str = "",
     lead_s: int | None = None,
     grace_s: int | None = None,
 ) -> str:
-    """Return the batch script for `count` runs that need the same resources, those of `config`.
+    """Return the batch script for `count` runs that need the same resources, those of `job`.
 
     `folder` is absolute and has the list `tasks` of COUNT run directories, and the folder `batch`
     for the output of the script itself. What Slurm cannot accept in `site` or a path is a
     ConfigError.
 
-    Python imports first from `pythonpath`, the folders of a code snapshot. At most `max_running`
-    tasks run at a time (None: no limit), after the `dependency` (the value of sbatch's option, such
-    as `afterany:123`), and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The
-    ranks call `command`, which is `run`, `work` or `call`, with the folder of the array task.
-    `chain` is the name of the jobs if the script is submitted several times for one run; the file
-    `job_id` beside it has their ids. The job is told `lead_s` seconds before its time limit to save
-    (None: launch.warn_s), and `grace_s` seconds after a preemption it is cancelled, unless it has
-    requeued itself.
+    Python imports first from `pythonpath`, the folders of a code snapshot. The tasks run in the
+    `order`, and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The ranks call
+    `command`, which is `run`, `work` or `call`, with the folder of the array task. The job is told
+    `lead_s` seconds before its time limit to save (None: launch.warn_s), and `grace_s` seconds
+    after a preemption it is cancelled, unless it has requeued itself.
     """
-    check_folder(config.output_dir, folder)
-    lead_s = config.launch.warn_s if lead_s is None else lead_s
+    check_folder(job.output_dir, folder)
+    lead_s = job.launch.warn_s if lead_s is None else lead_s
     if command != "run":
-        config = replace(config, launch=replace(config.launch, pack=1))
-    job, pack = config.launch.of_job, config.launch.pack
-    options = sbatch_options(config.name, job, config.site, fitting_nodes(config), lead_s)
+        job = replace(job, launch=replace(job.launch, pack=1))
+    pack = job.launch.pack
+    options = sbatch_options(job.name, job.launch.of_job, job.site, job.nodes, lead_s)
     last = math.ceil(count / pack) - 1
-    options["array"] = f"0-{last}" + (f"%{max_running}" if max_running else "")
-    if chain:
-        options["job-name"] = chain
+    options["array"] = f"0-{last}" + (f"%{order.max_running}" if order.max_running else "")
+    dependency = order.dependency
+    if order.chain:
+        options["job-name"] = order.chain
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
@@ -163,15 +173,15 @@ def sbatch_script(
     parts = [
         "#!/bin/bash",
         *_directives(options),
-        *_setup(config.launch, config.site),
-        *_snapshot(config.output_dir, pythonpath),
+        *_setup(job.launch, job.site),
+        *_snapshot(job.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
     if command in _IN_STEPS:
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
-    if chain:
+    if order.chain:
         parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
-    return "\n".join([*parts, *_srun(config, folder, pythonpath, command)]) + "\n"
+    return "\n".join([*parts, *_srun(job, folder, pythonpath, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -229,9 +239,9 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
-    launch, site = config.launch, config.site
-    folders = [Path(config.output_dir), folder, *map(Path, config.data.paths), *pythonpath]
+def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
+    launch, site = job.launch, job.site
+    folders = [Path(job.output_dir), folder, *map(Path, job.data), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
     container_arguments, container = in_container(site.container, folders, has_gpus=has_gpus)
     # Not every version of Slurm passes these options of the job on to srun.
@@ -260,7 +270,7 @@ def _srun(config: Config, folder: Path, pythonpath: Sequence[Path], command: str
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
     if GPUS in container:
         yield f"\n{CHOOSE_GPUS}"
-    yield from choose_nodes(launch, fitting_nodes(config))
+    yield from choose_nodes(launch, job.nodes)
     if site.gpu_option == "gpus-per-task":
         yield _SHARED_GPUS
     ranks = " \\\n    ".join(lines)

@@ -33,7 +33,7 @@ from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Call:
+class _Call:
     """The runs that the overrides of a call describe."""
 
     composer: Composer
@@ -43,7 +43,9 @@ class Call:
 
 
 @contextmanager
-def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None) -> Iterator[Call]:
+def composed(
+    overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
+) -> Iterator[_Call]:
     """Yield the runs of a call; `composer` works inside the `with` block.
 
     Values with commas are expanded as by `-m`; a wrong override is a ConfigError.
@@ -63,7 +65,7 @@ def composed(overrides: Sequence[str], config_dir: str | os.PathLike[str] | None
         raise ConfigError(explain(error, known_keys())) from error
 
 
-def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> Call:
+def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> _Call:
     setup_globals()  # the resolver `now`
     store_schema()
     path = create_config_search_path(str(conf_dir()))
@@ -85,7 +87,7 @@ def _call(overrides: list[str], config_dir: str | os.PathLike[str] | None) -> Ca
     parsed = parser.parse_overrides([*params, *master.hydra.overrides.task])
     (runs,) = BasicSweeper.split_arguments(parsed, None)
     here = is_local(master.hydra.launcher)
-    return Call(Composer(loader, master), runs, Path(str(master.hydra.sweep.dir)), here)
+    return _Call(Composer(loader, master), runs, Path(str(master.hydra.sweep.dir)), here)
 
 
 _SWEEPER = "hydra_plugins.hpctrain_launcher.HpctrainSweeper"

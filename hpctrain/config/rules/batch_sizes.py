@@ -17,7 +17,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
 
 
-class Ramp(NamedTuple):
+class BatchSizeRamp(NamedTuple):
     """The global batch sizes of a run."""
 
     # The sizes that come first, each with the number of its steps.
@@ -85,9 +85,9 @@ class BatchSizes:
         return self.share // self.accumulate
 
 
-def ramp_of(train: TrainConfig) -> Ramp:
+def ramp_of(train: TrainConfig) -> BatchSizeRamp:
     """Return the global batch sizes of a run."""
-    return Ramp.of(train.global_batch_size, train.batch_size_ramp)
+    return BatchSizeRamp.of(train.global_batch_size, train.batch_size_ramp)
 
 
 def named_sizes(train: TrainConfig) -> dict[str, int]:

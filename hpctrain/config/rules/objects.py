@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from inspect import Signature
 from typing import Any
 
-from hpctrain.config.rules import parameter_rules, targets
+from hpctrain.config.rules import own_loop, parameter_rules, targets
 from hpctrain.config.schema import Config
 
 _CLASS = "it must be package.module.Class"
@@ -54,6 +54,12 @@ class Called:
 
 def called(config: Config) -> Iterator[Called]:
     """Yield the objects of a config."""
+    if own_loop.has_own(config):
+        if config.loop.get("_target_") != own_loop.SCRIPT:
+            advice = "it must be package.module.function, which takes the session"
+            yield Called("loop", config.loop, advice, positional=1)
+        yield from _listed(config)
+        return
     for section, node in (("model", config.model), ("task", config.task)):
         yield Called(section, node, _choose(section))
         yield from (Called(where, part) for where, part in _inside(section, node))
@@ -72,6 +78,11 @@ def called(config: Config) -> Iterator[Called]:
             inner={name: f"scheduler.options.{name}" for name in schedule.options},
             maybe=("max_steps",),
         )
+    yield from _listed(config)
+
+
+def _listed(config: Config) -> Iterator[Called]:
+    """Yield the objects of the lists of a config."""
     data = config.data
     names = ("transforms", "batch_transforms", "val_transforms", "val_batch_transforms")
     lists = {f"data.{name}": getattr(data, name) or [] for name in names}
@@ -88,7 +99,8 @@ def problems(config: Config) -> Iterator[str]:
             yield wrong
         elif one.is_own:
             yield from one.misfits(targets.signature(one.node["_target_"]))
-    yield from parameter_rules.problems(config.optimizer)
+    if not own_loop.has_own(config):
+        yield from parameter_rules.problems(config.optimizer)
 
 
 def _choose(section: str) -> str:

@@ -63,6 +63,10 @@ class Config:
         choices=(None, "strong", "weak"),
         identity=False,
     )
+    loop: dict[str, Any] = key(
+        {"_target_": "hpctrain.supervised"},
+        "The loop is `_target_`, a function that is called with the session and the other keys.",
+    )
     model: dict[str, Any] = key({}, "The model is `_target_`, called with the other keys.")
     task: dict[str, Any] = key(
         {}, "The task (loss and metrics) is `_target_`, called with the other keys."

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from hpctrain.data.buffers import Buffers
 from hpctrain.data.loading.collate import Collate
-from hpctrain.data.loading.reading_plan import Group
+from hpctrain.data.loading.reading_plan import StepGroup
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Batch
 from hpctrain.data.source import Source
@@ -42,7 +42,7 @@ class BatchReader:
         most = min(nbytes // max(1, self.batch_bytes), int(seconds / max(1e-9, self.batch_s)))
         return min(MAX_STEPS, max(1, most))
 
-    def read(self, group: Group) -> deque[Batch]:
+    def read(self, group: StepGroup) -> deque[Batch]:
         """Return one batch for each step of the group."""
         began = time.monotonic()
         positions, samples, mask = group.plan

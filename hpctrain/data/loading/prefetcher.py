@@ -17,7 +17,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import Executor, Future
 
 from hpctrain.data.loading.batch_reader import MAX_STEPS, BatchReader
-from hpctrain.data.loading.reading_plan import Group, Planner
+from hpctrain.data.loading.reading_plan import Planner, StepGroup
 from hpctrain.data.loading.threads import WhenAsked, pool
 from hpctrain.data.shards.types import Batch
 
@@ -38,7 +38,7 @@ class Prefetcher:
     ) -> None:
         self._planner, self._reader = planner, reader
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
-        self._ahead: deque[tuple[Group, Future[deque[Batch]]]] = deque()
+        self._ahead: deque[tuple[StepGroup, Future[deque[Batch]]]] = deque()
         self.wait_s = 0.0
 
     @property
@@ -46,7 +46,7 @@ class Prefetcher:
         """Whether the next group has been read."""
         return bool(self._ahead and self._ahead[0][1].done())
 
-    def read(self, consumed: int) -> Generator[tuple[Group, deque[Batch]], None, None]:
+    def read(self, consumed: int) -> Generator[tuple[StepGroup, deque[Batch]], None, None]:
         """Yield the groups after the state `consumed`, each with the batches of its steps.
 
         At the end nobody waits for groups that are being read: the consumer may have to save at
@@ -75,7 +75,7 @@ class Prefetcher:
                 readers.shutdown(wait=False, cancel_futures=True)
                 planning.shutdown(wait=False, cancel_futures=True)
 
-    def _groups(self, consumed: int, planning: Executor) -> Iterator[Group]:
+    def _groups(self, consumed: int, planning: Executor) -> Iterator[StepGroup]:
         """Cut the steps into groups, small ones at first, so that the first batch is fast."""
         nbytes = GROUP if self._threads else _GROUP_WHEN_ASKED
         limit = 1

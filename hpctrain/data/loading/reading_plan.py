@@ -16,7 +16,7 @@ from hpctrain.data.shards.types import Int64s
 from hpctrain.data.source import InBlocks, Source
 
 
-class Plan(NamedTuple):
+class _Plan(NamedTuple):
     """Positions in the epoch, samples, and which of them count: (steps, share) each."""
 
     positions: Int64s
@@ -24,23 +24,23 @@ class Plan(NamedTuple):
     mask: NDArray[np.bool_]
 
 
-class Group(NamedTuple):
+class StepGroup(NamedTuple):
     """Successive steps of a stretch."""
 
     epoch: int
-    planned: Future[Plan]  # of the whole stretch
+    planned: Future[_Plan]  # of the whole stretch
     first: int  # the place of the first step in the stretch
     consumed: list[int]  # the loader's state after each step
     batch_size: int  # samples of a step over all ranks, with those that only fill up
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> _Plan:
         """The plan of these steps; it waits for the planning thread."""
         chosen = slice(self.first, self.first + len(self.consumed))
         positions, samples, mask = self.planned.result()
-        return Plan(positions[chosen], samples[chosen], mask[chosen])
+        return _Plan(positions[chosen], samples[chosen], mask[chosen])
 
-    def part(self, start: int, stop: int) -> "Group":
+    def part(self, start: int, stop: int) -> "StepGroup":
         """Return the steps `start` to `stop`, counted from the first one here."""
         return self._replace(first=self.first + start, consumed=self.consumed[start:stop])
 
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 class Step(NamedTuple):
     """One step of a group; `number` counts from the first one there."""
 
-    group: Group
+    group: StepGroup
     number: int
 
     @property
@@ -73,9 +73,9 @@ class Planner:
         # Checked once and not for each group: a check against a protocol is slow.
         self.in_blocks = sampler if isinstance(sampler, InBlocks) else None
 
-    def stretches(self, consumed: int, planning: Executor) -> Iterator[Group]:
+    def stretches(self, consumed: int, planning: Executor) -> Iterator[StepGroup]:
         """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
-        current: Group | None = None
+        current: StepGroup | None = None
         for stretch in self._steps.stretches(consumed):
             following = self._planned(stretch, planning)
             if current is not None:
@@ -84,7 +84,7 @@ class Planner:
         if current is not None:
             yield current
 
-    def read_ahead(self, group: Group, planning: Executor) -> None:
+    def read_ahead(self, group: StepGroup, planning: Executor) -> None:
         """Let `planning` ask the source to read the group's blocks ahead; they are `in_blocks`."""
         sampler = self.in_blocks
         assert sampler is not None
@@ -94,12 +94,12 @@ class Planner:
             )
         )
 
-    def _planned(self, stretch: Stretch, planning: Executor) -> Group:
+    def _planned(self, stretch: Stretch, planning: Executor) -> StepGroup:
         plan = planning.submit(self._plan, stretch)
         planning.submit(lambda: self._source.prepare(plan.result().samples.reshape(-1)))
-        return Group(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
+        return StepGroup(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
 
-    def _plan(self, stretch: Stretch) -> Plan:
+    def _plan(self, stretch: Stretch) -> _Plan:
         positions, mask = self._steps.positions(stretch)
         samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return Plan(positions, samples.reshape(positions.shape), mask)
+        return _Plan(positions, samples.reshape(positions.shape), mask)

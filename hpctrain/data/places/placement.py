@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-class Place(Protocol):
+class ShardPlace(Protocol):
     """Gives the file of a shard. Threads may share it. A forked child gets its own state."""
 
     def path(self, shard: Shard) -> Path:
@@ -43,14 +43,14 @@ class Place(Protocol):
         return
 
 
-class Folder(Place):
+class Folder(ShardPlace):
     """The folder of the data set itself: nothing is copied, so nothing is to be done but `path`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
 
     def path(self, shard: Shard) -> Path:
-        """See `Place`."""
+        """See `ShardPlace`."""
         return self.folder / shard.path
 
 
@@ -61,7 +61,7 @@ def open_place(
     *,
     folder: Path | None = None,
     environ: Mapping[str, str] = os.environ,
-) -> Place:
+) -> ShardPlace:
     """Choose where shards are read: the module explains the modes.
 
     The copies lie in `folder`, which is made if it does not exist. Without it, they lie in the
@@ -85,7 +85,7 @@ def _staged(
     shards: Sequence[Shard],
     folder: Path | None,
     environ: Mapping[str, str],
-) -> Place:
+) -> ShardPlace:
     """Return copies on this node, or the folder itself if there is no room and `mode` allows it."""
     needed = (sum if is_url(source) else max)([0, *(shard.bytes for shard in shards)])
     problems = []

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 EVERY_S = 10.0
 
 
-class Progress:
+class ProgressLog:
     """Counts bytes, from any thread."""
 
     def __init__(self, what: str, total: int) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from hpctrain.base.units import readable
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import Origin, digest_of, pour
-from hpctrain.data.places.progress_log import Progress
+from hpctrain.data.places.progress_log import ProgressLog
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.per_process import PerProcess
 from hpctrain.errors import StorageError
@@ -75,7 +75,7 @@ class Stage(PerProcess):
         self._copying: set[str] = set()
         self._held: dict[str, Shard] = {}  # staged, and locked against eviction
         self._threads: list[threading.Thread] = []
-        self._progress = Progress("staging", 0)
+        self._progress = ProgressLog("staging", 0)
         self._warned = self._stopped = False
         self._failure = ""
         self.copied_bytes = 0  # of the shards that this process has copied from the source
@@ -125,7 +125,7 @@ class Stage(PerProcess):
             for digest in self._held.keys() - self._planned.keys() - self._in_use:
                 depot.drop(self._held.pop(digest))
             missing = [shard for digest, shard in self._planned.items() if digest not in self._held]
-            self._progress = Progress("staging", sum(shard.bytes for shard in missing))
+            self._progress = ProgressLog("staging", sum(shard.bytes for shard in missing))
             for shard in missing:
                 self._queue.put(shard)
             while missing and len(self._threads) < THREADS:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.places.origin import Origin, pour
-from hpctrain.data.places.progress_log import Progress
+from hpctrain.data.places.progress_log import ProgressLog
 from hpctrain.data.shards.index import Shard
 from hpctrain.errors import DataError
 
@@ -31,7 +31,7 @@ def verify(source: str | Path, shards: Sequence[Shard], rank: int = 0, ranks: in
     """
     shards = shards[rank::ranks]
     origin = Origin(source)
-    progress = Progress("verifying", sum(shard.bytes for shard in shards))
+    progress = ProgressLog("verifying", sum(shard.bytes for shard in shards))
 
     def problem(shard: Shard) -> str:
         try:

@@ -16,7 +16,7 @@ import torch
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.storage.chunks import Chunked
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.storage.plain import Plain
 from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import Array, Int64s
@@ -46,12 +46,12 @@ class Datasets:
         self._words = {name: gcd(size, max(WORDS)) or 1 for name, size in self._sizes.items()}
         self._arena = Arena(files, max(shard.bytes for shard in shards))
         self.slots = self._arena.slots
-        self.layouts: dict[int, Layout] = {}
+        self.layouts: dict[int, ShardLayout] = {}
         self.is_open = np.zeros(files, np.bool_)
         self.users = 0
         self.all_mapped = True  # among the shards opened so far
 
-    def add(self, shard: int, layout: Layout) -> None:
+    def add(self, shard: int, layout: ShardLayout) -> None:
         """Map what can be mapped of a shard that has just been opened."""
         if layout.rows:
             self.all_mapped = False
@@ -138,7 +138,7 @@ class Datasets:
         addresses += self._bases[name][shards]
         self._arena.gather(addresses, self._words[name], out)
 
-    def _map(self, layout: Layout, slot: int) -> None:
+    def _map(self, layout: ShardLayout, slot: int) -> None:
         """Map the file of a shard into a slot; it must still be the file that was opened."""
         try:
             descriptor = os.open(layout.path, os.O_RDONLY)

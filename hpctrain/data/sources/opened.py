@@ -1,6 +1,6 @@
 """The open shards of a process: opened when they are needed, and all closed when there is no room.
 
-What a read returns was read from unchanged files (see `Watch`).
+What a read returns was read from unchanged files (see `ShardWatch`).
 """
 
 import resource
@@ -14,14 +14,14 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from hpctrain.base.files.mounts import kind_of
-from hpctrain.data.places.placement import Place
+from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
-from hpctrain.data.shards.storage.layout import Layout
+from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.watch import Watch
+from hpctrain.data.sources.watch import ShardWatch
 from hpctrain.errors import DataError
 
 T = TypeVar("T")
@@ -32,13 +32,14 @@ class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
     A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
-    "mmap", "read", or "auto", which is "read" on network file systems. `Watch` explains the rest.
+    "mmap", "read", or "auto", which is "read" on network file systems. `ShardWatch` explains the
+    rest.
     """
 
     def __init__(
         self,
         shards: Sequence[Shard],
-        place: Place,
+        place: ShardPlace,
         fields: Mapping[str, Field],
         io: IO,
         since_ns: int,
@@ -49,7 +50,7 @@ class OpenShards:
         # What is full is retired: it ends when nobody reads from it.
         self._datasets = self._retired = Datasets(shards, fields)
         self._changed = threading.Condition()
-        self._watch = Watch(shards, since_ns, first_use)
+        self._watch = ShardWatch(shards, since_ns, first_use)
         self._admitting = threading.Lock()
         self._admitted_again = 0  # how often an open shard was touched, and was still right
 
@@ -142,9 +143,9 @@ class OpenShards:
                 datasets.layouts[shard] = self._layout(shard, path, stamp)
                 self._admitted_again += 1
 
-    def _layout(self, shard: int, path: Path, stamp: Stamp) -> Layout:
+    def _layout(self, shard: int, path: Path, stamp: Stamp) -> ShardLayout:
         mapped = self._io == "mmap" or (self._io == "auto" and self._kind(path.parent) != "network")
-        layout = Layout(path, self._shards[shard], self._fields, mapped=mapped)
+        layout = ShardLayout(path, self._shards[shard], self._fields, mapped=mapped)
         layout.check_is(stamp)
         return layout
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.places.placement import Place, open_place
+from hpctrain.data.places.placement import ShardPlace, open_place
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.per_process import PerProcess
@@ -56,7 +56,7 @@ class Reader(PerProcess, Source):
         split: str,
         fields: Iterable[str] | None = None,
         *,
-        place: Place | None = None,
+        place: ShardPlace | None = None,
         index: Index | None = None,
         io: IO = "auto",
         first_use: bool = False,

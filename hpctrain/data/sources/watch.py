@@ -32,7 +32,7 @@ class _Noted(NamedTuple):
     own: bool  # a file of the data set, not a staged copy
 
 
-class Watch:
+class ShardWatch:
     """The stamps of the shards that a process has opened, by their numbers in `shards`.
 
     A file that was written after `since_ns`, when the run began to read the data set, is compared

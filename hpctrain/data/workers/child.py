@@ -14,7 +14,7 @@ from multiprocessing import spawn
 from typing import BinaryIO, NamedTuple
 
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.data.workers.process import STACKS, VARIABLE, Task
+from hpctrain.data.workers.process import STACKS, VARIABLE, BatchTask
 from hpctrain.data.workers.samples import Transform
 from hpctrain.data.workers.shared import Segment
 from hpctrain.errors import ConfigError
@@ -34,7 +34,7 @@ class PendingBatch(NamedTuple):
     indices: Int64s
 
 
-class Child:
+class WorkerChild:
     """One worker process, the trainer's end of its connection, and its tasks, the oldest first."""
 
     def __init__(self, number: int) -> None:
@@ -58,7 +58,7 @@ class Child:
         )
         self._far_end.close()
 
-    def send(self, task: Task, segment: Segment) -> None:
+    def send(self, task: BatchTask, segment: Segment) -> None:
         """Send a task, with the descriptor of its segment if the process does not have it yet."""
         new = [] if segment in self._known else [segment.descriptor]
         self._known.add(segment)

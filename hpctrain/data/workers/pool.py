@@ -38,8 +38,8 @@ from hpctrain.base.forks import JOB_SIGNALS
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.source import Source
-from hpctrain.data.workers.child import Child, PendingBatch, Rows, pickled
-from hpctrain.data.workers.process import MESSAGE, VARIABLE, Reply, Task
+from hpctrain.data.workers.child import PendingBatch, Rows, WorkerChild, pickled
+from hpctrain.data.workers.process import MESSAGE, VARIABLE, BatchTask, Reply
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Packed, Segment
 from hpctrain.errors import ConfigError, DataError
@@ -72,10 +72,10 @@ class Workers:
         self._lock = threading.Lock()
         self._failure: str | None = None
         self._numbers = itertools.count()
-        self._workers: list[Child] = []
+        self._workers: list[WorkerChild] = []
         if count:
             payload = pickled(transform)
-            self._workers = [Child(number) for number in range(count)]
+            self._workers = [WorkerChild(number) for number in range(count)]
             # The kernel kills a worker when the thread that started it ends, so this thread runs
             # until `close`. Wait until it has started the workers: `subprocess` learns through a
             # pipe that a process has started, and a fork in the meantime would keep it open.
@@ -110,7 +110,7 @@ class Workers:
             segment = self._free.get_nowait()
         except Empty:
             segment = Segment()
-        task = Task(next(self._numbers), id(segment), segment.pack((key, *given, rows)))
+        task = BatchTask(next(self._numbers), id(segment), segment.pack((key, *given, rows)))
         with self._lock:
             if self._failure is not None:
                 raise DataError(self._failure)
@@ -170,7 +170,7 @@ class Workers:
             for worker in self._workers:
                 worker.end()
 
-    def _receive(self, worker: "Child") -> None:
+    def _receive(self, worker: "WorkerChild") -> None:
         """Handle one message of a worker, or its end."""
         try:
             message = worker.socket.recv(MESSAGE)

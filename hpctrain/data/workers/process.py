@@ -29,7 +29,7 @@ MESSAGE = 64 * 1024  # bytes of the longest message
 VARIABLE = "HPCTRAIN_DATA_WORKER"  # in the environment of a worker
 
 
-class Task(NamedTuple):
+class BatchTask(NamedTuple):
     """A batch to transform, whose arrays lie in a segment; a new one comes with it."""
 
     number: int
@@ -66,7 +66,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
         message, descriptors, _, _ = socket.recv_fds(channel, MESSAGE, 1)
         if not message:
             return
-        task: Task = pickle.loads(message)
+        task: BatchTask = pickle.loads(message)
         if descriptors:
             segments[task.segment] = Segment(descriptors[0])
         reply = _answer(task, segments[task.segment], transform, draws)
@@ -77,7 +77,7 @@ def main(connection: int, payload: int, stacks: int, parent: int) -> None:
 
 
 def _answer(
-    task: Task, segment: Segment, transform: Transform | Exception, draws: SampleRandom
+    task: BatchTask, segment: Segment, transform: Transform | Exception, draws: SampleRandom
 ) -> Reply:
     try:
         if isinstance(transform, Exception):

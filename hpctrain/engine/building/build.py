@@ -15,7 +15,7 @@ from hpctrain.config.memory_fit import STAGED
 from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
+from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building import observers
@@ -25,29 +25,26 @@ from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.check_optimizer import check_optimizer
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
-from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook
 from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.account import Account
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.display import choose_display
 from hpctrain.engine.parts.improvement import Patience
 from hpctrain.engine.parts.meter import Meter
-from hpctrain.engine.parts.progress_file import ProgressFile
 from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.parts.timer import Timer
 from hpctrain.engine.parts.watch import Watch
-from hpctrain.engine.session.exchange import Asks, Exchange
-from hpctrain.engine.session.stepping import Every, Stepping
+from hpctrain.engine.steps.exchange import Asks, Exchange
+from hpctrain.engine.steps.place import Place
+from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
-from hpctrain.engine.supervised.micro_batches import Memory, MicroBatches
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.supervised.ramp import Ramp
 from hpctrain.engine.supervised.step import TrainStep, Update
 from hpctrain.engine.supervised.task_part import TaskPart
@@ -58,19 +55,12 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
-_LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
-def build(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    device: torch.device,
-    tracker: Tracker,
-    stop: Stop,
-    account: Account,
-) -> Trainer:
-    """Build the trainer that `config` describes; every rank of the process group calls this."""
+def build(place: Place) -> Trainer:
+    """Build the trainer of a run; every rank of the process group calls this."""
+    config, run, ranks, device = place.config, place.run, place.ranks, place.device
+    tracker, stop, account = place.tracker, place.stop, place.account
     train, stopping = config.train, config.train.early_stopping
     _check_nodes(config.parallel, ranks)
     parts = Parts(config, ranks, device)
@@ -102,12 +92,12 @@ def build(
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = Average(model, train.ema)
     checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
-    log_every = report_every(train, effective.max_steps)
+    log_every = observers.report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
     silent = SilentLayers(model, log_every) if train.watch != "off" else None
     after = 2 * effective.warmup_steps
     watch = Watch(notes, train.watch, max_steps=effective.max_steps, after=after, silent=silent)
-    health = observers.build_health(train, run, ranks, watch)
+    health = observers.build_health(train, run, ranks, watch.seen)
     timer = Timer(config.checkpoint.every_s, decides=ranks.is_main)
     asking: list[Asks] = [stop, timer, checkpointer.saves, *filter(None, [model.unused])]
     exchange = Exchange(mesh, asking)
@@ -141,15 +131,12 @@ def build(
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
     )
-    display = choose_display(ranks.is_main, config.metric)
-    if ranks.is_main:
-        display = ProgressFile(display, run.path / "progress.json", config.metric)
     session = Stepping(
         feed=loader,
         checkpointer=checkpointer,
         exchange=exchange,
         tracker=tracker,
-        display=display,
+        display=observers.build_display(run, ranks, config.metric),
         stop=stop,
         health=health,
         meter=meter,
@@ -162,6 +149,7 @@ def build(
         save_timer=timer,
         best=observers.build_best(config.checkpoint, run, ranks, checkpointer),
         counts=lambda: step.totals.counts,
+        began_from=place.began_from,
         until=ranks.until,
     )
     return Trainer(session, step, schedule, loader, micro_batches, evaluations)
@@ -193,11 +181,6 @@ def _looked(run: RunDir) -> bool:
     if now.code_changed or before.world_size != now.world_size:
         return False
     return run.last_checkpoint() >= (before.first_step or 0) + LOOKS_AT
-
-
-def report_every(train: TrainConfig, max_steps: int) -> int:
-    """Return the steps from one report of metrics to the next, in a run of so many."""
-    return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
 
 
 def _check_nodes(parallel: ParallelConfig, ranks: RankInfo) -> None:
@@ -247,7 +230,7 @@ def _micro_batches(
         model,
         share,
         lambda rows: record(micro_batch_rows=rows),
-        Memory() if auto and not known else None,
+        GpuMemory() if auto and not known else None,
     )
     if rows is not None and known and (auto or rows < made.rows):
         log.info("micro-batches of %d rows, as the attempt before has found", rows)
@@ -270,6 +253,5 @@ def _checkpointer(
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config),
-        states=optimizer_states(config.optimizer),
-        staging=STAGED / ranks.local_world_size,
+        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
     )

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
-from hpctrain.config.rules.batch_sizes import Ramp
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
 from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import Place, open_place
+from hpctrain.data.places.placement import ShardPlace, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
 from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.source import Source
@@ -46,7 +46,9 @@ class DataBuilder:
     the processor's cores the rank has: all but one decode images.
     """
 
-    def __init__(self, data: DataConfig, sizes: Ramp, seed: int, mesh: Mesh, cores: int) -> None:
+    def __init__(
+        self, data: DataConfig, sizes: BatchSizeRamp, seed: int, mesh: Mesh, cores: int
+    ) -> None:
         self._data, self._sizes, self._seed, self._mesh = data, sizes, seed, mesh
         self._cores = cores
         self._indices: dict[str, Index] = {}
@@ -161,7 +163,7 @@ class DataBuilder:
             source = self._decoded(source, data.images.field)
         return source, reader
 
-    def _place(self, path: str, shards: Sequence[Shard]) -> Place:
+    def _place(self, path: str, shards: Sequence[Shard]) -> ShardPlace:
         """Return where shards are read, after they are verified if that is wanted."""
         data, mesh = self._data, self._mesh
         folder = None if data.stage_dir is None else Path(data.stage_dir)

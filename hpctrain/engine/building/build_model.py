@@ -69,7 +69,7 @@ def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None
     """Give a model the parameters with which the training evaluates, on all its ranks together."""
     adapters = bool(config.train.lora.patterns)
     if adapters:
-        check_base(config, checkpoint)
+        check_base(config.checkpoint, checkpoint)
         _load_base(config, model.module, _stages(model))
     ema = config.train.ema is not None
     load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
@@ -87,7 +87,7 @@ def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.
     if config.precision.params == "fp64":
         cast_parameters(model, torch.float64)
     if lora.patterns:
-        check_base(config, checkpoint)
+        check_base(config.checkpoint, checkpoint)
         freeze(model, config.optimizer, config.parallel.blocks, lora)
         if lora.quantize:
             release(model, torch.device("cpu"))
@@ -101,13 +101,13 @@ def adapted_base(config: Config) -> str:
     return str(config.checkpoint.init_digest) if config.train.lora.patterns else ""
 
 
-def check_base(config: Config, checkpoint: Path) -> None:
-    """Check that the adapters belong to the weights of the config; others are a StorageError."""
+def check_base(start: CheckpointConfig, checkpoint: Path) -> None:
+    """Check that the adapters belong to the weights of `start`; others are a StorageError."""
     base = Manifest.read(checkpoint).base
-    if base != config.checkpoint.init_digest:
+    if base != start.init_digest:
         raise StorageError(
             f"{checkpoint} has adapters of other weights ({base or 'none'}) than those of "
-            f"checkpoint.init_digest={config.checkpoint.init_digest}"
+            f"checkpoint.init_digest={start.init_digest}"
         )
 
 

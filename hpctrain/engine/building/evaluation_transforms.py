@@ -25,7 +25,7 @@ from hpctrain.data.randomness import (
 from hpctrain.data.shards.index import Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.transforms import Compose, bind
-from hpctrain.data.transforms import Watched as WatchedBatches
+from hpctrain.data.transforms import WatchedBatches as WatchedBatches
 from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne, SampleRandom, asked_for
 from hpctrain.data.workers.samples import Watched as WatchedSamples

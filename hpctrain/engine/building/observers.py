@@ -19,14 +19,17 @@ from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
+from hpctrain.engine.parts.display import Display, choose_display
 from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
-from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.parts.progress_file import ProgressFile
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
+
+_LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
 def recorder(run: RunDir, ranks: RankInfo) -> Callable[..., None]:
@@ -43,7 +46,20 @@ def build_notes(run: RunDir, ranks: RankInfo, tracker: Tracker) -> Notes:
     )
 
 
-def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch) -> Health:
+def build_display(run: RunDir, ranks: RankInfo, metric: str) -> Display:
+    """Return what shows the progress, to people and to `status`."""
+    display = choose_display(ranks.is_main, metric)
+    return ProgressFile(display, run.path / "progress.json", metric) if ranks.is_main else display
+
+
+def report_every(train: TrainConfig, max_steps: int) -> int:
+    """Return the steps from one report of metrics to the next, in a run of so many."""
+    return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
+
+
+def build_health(
+    train: TrainConfig, run: RunDir, ranks: RankInfo, seen: Callable[[int, float], None]
+) -> Health:
     """Return what judges the steps; rank 0 knows which batches earlier rollbacks left out."""
     known = objects.broadcast([*run.read().left_out] if ranks.is_main else None)
     record = recorder(run, ranks)
@@ -52,7 +68,7 @@ def build_health(train: TrainConfig, run: RunDir, ranks: RankInfo, watch: Watch)
         run=run.path,
         left_out=[(step, consumed) for step, consumed in known],
         record=lambda left_out: record(left_out=left_out),
-        seen=watch.seen,
+        seen=seen,
     )
 
 

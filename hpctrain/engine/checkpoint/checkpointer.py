@@ -15,7 +15,7 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -36,7 +36,7 @@ from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.engine.checkpoint.tensor_reader import Reader, misfit, module_state
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.distributed.tensors import local
@@ -48,6 +48,33 @@ from hpctrain.runs.checkpoints.manifest import Manifest, Progress
 log = logging.getLogger(__name__)
 _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same samples
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
+
+
+class StateSizes(NamedTuple):
+    """How large a checkpoint will be, and what a copy of it may take."""
+
+    states: int = 2  # tensors that the optimizer keeps for a parameter, about
+    # Bytes of memory that a copy of this rank's part may take, while it is written in the
+    # background; with 0 saves stop the training.
+    staging: float = 0
+
+
+_SIZES = StateSizes()
+
+
+class Tensors(Protocol):
+    """More tensors that a rank saves and loads, beside models and optimizers.
+
+    Attributes:
+        tensors: What this rank saves, by `RANK.NAME`.
+        loaded: What this rank has loaded, by NAME.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    loaded: dict[str, torch.Tensor]
+
+    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
+        """Return what this rank loads of these names, which `saved` ranks have saved, by NAME."""
 
 
 class Checkpointer:
@@ -66,13 +93,12 @@ class Checkpointer:
     those of the steps that `kept` returns. A checkpoint that has an
     `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. The optimizer keeps about `states` tensors for a parameter. `staging` are the
-    bytes of memory that a copy of this rank's part may take, while it is written in the background;
-    0 lets saves stop the training.
+    the whole model. By the `sizes` it decides whether it saves in the background.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
             as "buffer 1.running_var"; "" if all is.
+        more: Tensors of others, saved as `kept.*`; None without.
         modes: The modes of the optimizer; a checkpoint is saved in the one for evaluations.
     """
 
@@ -86,8 +112,7 @@ class Checkpointer:
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        states: int = 2,
-        staging: float = 0,
+        sizes: StateSizes = _SIZES,
     ) -> None:
         self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
@@ -104,7 +129,8 @@ class Checkpointer:
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
         self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
-        self._states, self._staging = states, staging
+        self._sizes = sizes
+        self.more: Tensors | None = None
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
     def exists(self, step: int) -> bool:
@@ -123,11 +149,11 @@ class Checkpointer:
         layout, differ = self._layout, self._replicas_differ
         weights = sum(_bytes_of(each.values()) for each in self._weights().values())
         trained = sum(_bytes_of(each.parameters) for each in self.models.values())
-        own = weights + self._states * trained + _bytes_of(self._average.values())
+        own = weights + self._sizes.states * trained + _bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
         part = 2 * own if differ else own / replicas
-        prove(self.saves, self.ranks, weights, part, self._staging)
+        prove(self.saves, self.ranks, weights, part, self._sizes.staging)
 
     def save(
         self, step: int, progress: Progress, best: int = 0, *, background: bool = False
@@ -178,7 +204,7 @@ class Checkpointer:
         found = Manifest.read(path)
         content = b64encode(metadata_file.read(path)).decode() if self.ranks.is_main else None
         replicas = self._spread.mesh.replicas if self._spread is not None else ()
-        reader = Reader(path, b64decode(objects.broadcast(content)), replicas)
+        reader = TensorReader(path, b64decode(objects.broadcast(content)), replicas)
         if found.base != self._base:
             raise StorageError(
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
@@ -215,7 +241,7 @@ class Checkpointer:
             replica + joined("optimizer", name): self._wanted(reader, replica, name)
             for name in self._optimizers
         }
-        to_load |= own
+        to_load |= own | self._kept(saved, found.world_size)
         if self._average and reader.part(average):
             to_load[average] = dict(self._average)
         if reader.part(training):
@@ -252,9 +278,25 @@ class Checkpointer:
             raise StorageError(manifest.NONE_INTACT % self.saves.folder)
         return None
 
+    def _kept(self, saved: Mapping[str, Any], ranks: int) -> dict[str, torch.Tensor]:
+        """Return what the tensors of `more` are loaded into, by their names in the checkpoint."""
+        if self.more is None:
+            return {}
+        names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
+        mine = self.more.of_rank(names, ranks)
+        entries = {name: saved[names[full]] for name, full in mine.items()}
+        self.more.loaded = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in entries.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
+
     def _whole_state(self) -> dict[str, Any]:
         """Return what this rank saves, its own included."""
         state = self._state()
+        if self.more is not None and self.more.tensors:
+            state["kept"] = dict(self.more.tensors)
         for name, model in self.models.items():
             start = self._own_of(name)
             state |= {start + key: value for key, value in model.state_dict().items()}
@@ -280,7 +322,7 @@ class Checkpointer:
             )
         return []
 
-    def _wanted(self, reader: Reader, replica: str, name: str) -> dict[str, Any]:
+    def _wanted(self, reader: TensorReader, replica: str, name: str) -> dict[str, Any]:
         """Return what the state of an optimizer is loaded into."""
         key = joined(_KIND, name)
         kind: dict[str, Any] = {key: ""} if key in reader.saved else {}

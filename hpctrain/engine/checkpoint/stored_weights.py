@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from hpctrain.engine.checkpoint.tensor_reader import Reader
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.distributed.tensors import dtype_name, local, own_region
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.matching import torch_name
@@ -49,7 +49,7 @@ class _OfCheckpoint(StoredWeights):
     """The weights or their average in a checkpoint; rank 0's where ranks differed (local SGD)."""
 
     def __init__(self, checkpoint: Path, part: str) -> None:
-        self.path, self._reader = checkpoint, Reader(checkpoint)
+        self.path, self._reader = checkpoint, TensorReader(checkpoint)
         alone = self._reader.part(f"replica.0.{part}")
         self._part = f"replica.0.{part}" if alone else part
         found = alone or self._reader.part(part)

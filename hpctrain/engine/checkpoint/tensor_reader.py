@@ -38,7 +38,7 @@ _SHOWN = 4  # weights that do not fit
 _AT_ONCE = 64 << 20  # bytes that replicas send each other in one message
 
 
-class Reader(dcp.FileSystemReader):
+class TensorReader(dcp.FileSystemReader):
     """A reader of one checkpoint, for `dcp.load`.
 
     `saved` is what is known of each entry of the saved state, by its dotted name. `metadata` is

@@ -12,7 +12,7 @@ On the CPU the numbers of a step are there when it returns, and are read at once
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,11 +21,13 @@ import torch
 class _Numbers(NamedTuple):
     """The numbers of one step; `arrived` is None if they are there already."""
 
-    values: torch.Tensor
+    values: Sequence[float] | torch.Tensor
     arrived: torch.cuda.Event | None
     about: Any
 
-    def read(self) -> list[float]:
+    def read(self) -> Sequence[float]:
+        if not isinstance(self.values, torch.Tensor):
+            return self.values
         if self.arrived is not None:
             self.arrived.synchronize()
         found: list[float] = self.values.tolist()
@@ -38,10 +40,10 @@ class Copied:
     def __init__(self) -> None:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
-    def offer(self, values: torch.Tensor, about: Any = None) -> None:
-        """Store a tensor of n numbers, of shape (n,), without waiting for the device."""
+    def offer(self, values: Sequence[float] | torch.Tensor, about: Any = None) -> None:
+        """Store n numbers, or a tensor of shape (n,), without waiting for the device."""
         arrived = None
-        if values.device.type != "cpu":
+        if isinstance(values, torch.Tensor) and not values.is_cpu:
             values, arrived = to_host(values.detach())
         self._offered.append(_Numbers(values, arrived, about))
 
@@ -50,17 +52,16 @@ class Copied:
         """Whether the host would wait for the numbers of the last step."""
         return bool(self._offered) and self._offered[-1].arrived is not None
 
-    def take(self, *, late: bool) -> Iterator[tuple[list[float], Any]]:
-        """Yield the numbers that were not taken yet, each with what they are `about`.
+    def take(self, *, late: bool) -> Iterable[tuple[Sequence[float], Any]]:
+        """Return the numbers that were not taken yet, each with what they are `about`.
 
         With `late`, those of the last step are left for later if they come from a GPU.
         """
         kept = int(late and self.on_the_way)
-        while len(self._offered) > kept:
-            numbers = self._offered.popleft()
-            yield numbers.read(), numbers.about
+        taken = [self._offered.popleft() for _ in range(len(self._offered) - kept)]
+        return [(numbers.read(), numbers.about) for numbers in taken]
 
-    def last(self) -> list[float]:
+    def last(self) -> Sequence[float]:
         """Return the numbers of the last step, if they were not taken; it waits for them."""
         return self._offered[-1].read() if self._offered else []
 

@@ -25,11 +25,11 @@ import logging
 import math
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hpctrain.base.files.disk import write_atomically
@@ -38,6 +38,7 @@ from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.parallel.reducing.scalars import Number, together
 from hpctrain.errors import HealthError
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ _SHOWN = 3  # samples in a message; the file has all of them
 _KEPT_BYTES = 64 << 20  # of a batch on a GPU
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Judged:
     """What a message says of a step."""
 
@@ -65,7 +66,7 @@ class RolledBack(Exception):
 
 
 class Health:
-    """Judges every step, and decides what becomes of one that is not healthy.
+    """Judges every step, and responds to one that is not healthy.
 
     `policy` is the key `train.nonfinite`; at most `budget` of `_WINDOW` steps are left out. The
     samples of an unhealthy step are listed in the directory `run`.
@@ -76,6 +77,8 @@ class Health:
     Attributes:
         skipped: The number of steps that were left out since the start of the run.
         left_out: The batches to leave out: the samples that the training has been given after each.
+        names: Returns which numbers of the last step are not finite on this rank, in a loop that
+            logs them by name; None if there is one loss.
     """
 
     def __init__(
@@ -93,6 +96,7 @@ class Health:
         self._left_out, self._record, self._seen = [*left_out], record, seen
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
+        self.names: Callable[[], Sequence[str]] | None = None
         self._offered = Copied()
         self._begun = self._last = Judged(0, 0, list)
 
@@ -105,27 +109,26 @@ class Health:
         self, step: int, consumed: int, samples: Callable[[], Samples], batch: Batch | None = None
     ) -> None:
         """Say which step comes next; the arguments are those of `Judged`."""
-        kept = batch or {}
-        if sum(each.nbytes for each in kept.values() if each.is_cuda) > _KEPT_BYTES:
-            kept = {}
-        self._begun = Judged(step, consumed, samples, batch=kept)
+        kept, nbytes = batch or {}, 0
+        for each in kept.values():
+            if each.is_cuda:
+                nbytes += each.nbytes
+        self._begun = Judged(step, consumed, samples, batch=kept if nbytes <= _KEPT_BYTES else {})
 
     def accepts(
         self,
-        loss: torch.Tensor,
-        norm: torch.Tensor | None,
-        own_loss: torch.Tensor,
-        count: torch.Tensor,
+        loss: Number,
+        norm: Number | None,
+        own_loss: Number,
+        count: Number,
     ) -> bool:
         """Return whether the update may be made; on a GPU, True as long as it is not known.
 
         `loss` and `own_loss` are the sums of the losses of all ranks and of this one, which `count`
-        divides; `norm` is that of the global gradient, or None if it does not count. All are
-        tensors of shape ().
+        divides; `norm` is that of the global gradient, or None if it does not count.
         """
         norm = loss if norm is None else norm
-        numbers = [each.to(loss) for each in (loss, norm, own_loss, count)]
-        self._offered.offer(torch.stack(numbers), self._begun)
+        self._offered.offer(together([loss, norm, own_loss, count]), self._begun)
         return (self._offered.on_the_way and not self.undoes) or not self.problem
 
     @property
@@ -144,22 +147,26 @@ class Health:
             RolledBack: The run has to go on from its newest healthy checkpoint.
         """
         for numbers, about in self._offered.take(late=late):
-            self._last = replace(about, own_loss=numbers[2])
+            self._last, about.own_loss = about, numbers[2]
             if problem := _problem(numbers):
-                self.decide(problem, self._last)
+                self.respond(problem, self._last)
             else:
                 self._seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
         """Judge the model after the last step as `judge` does; `wrong` is such as "parameter x"."""
         if wrong:
-            self.decide(wrong, self._last)
+            self.respond(wrong, self._last)
 
-    def decide(self, problem: str, judged: Judged) -> None:
-        """Decide on a step in which the `problem` is not finite, and raise what `judge` raises."""
+    def respond(self, problem: str, judged: Judged) -> None:
+        """Respond to a step in which the `problem` is not finite; raise what `judge` raises."""
         step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
         found = _gathered(problem, judged)
-        text = f"{problem} is not finite since step {step}"
+        subject = problem
+        if self.names is not None and problem == _LOSS:
+            every = dict.fromkeys(chain(*objects.all_gather([*self.names()])))
+            subject = few(every, _SHOWN) or problem
+        text = f"{subject} is not finite since step {step}"
         if problem == _COUNT:
             text = f"nothing counts in step {step}: the count of the task's loss is 0"
         if isinstance(found[0]["loss"], str):
@@ -219,8 +226,9 @@ class Health:
 
 
 _WINDOW = 1000  # steps
+_LOSS, _GRADIENT = "loss", "gradient"
 _COUNT = "count"  # of the loss: a mean over nothing is no number
-_OF_STEP = ("loss", "gradient", _COUNT)
+_OF_STEP = (_LOSS, _GRADIENT, _COUNT)
 _DOES = {
     "skip": "the update is left out",
     "rollback": "the run goes back to its newest healthy checkpoint, and will leave out this batch",
@@ -242,8 +250,11 @@ def _problem(numbers: Sequence[float]) -> str:
     if not numbers:
         return ""
     loss, norm, _, count = numbers
-    good = math.isfinite(loss), math.isfinite(norm), count != 0
-    return next((name for name, fine in zip(_OF_STEP, good, strict=True) if not fine), "")
+    if not math.isfinite(loss):
+        return _LOSS
+    if not math.isfinite(norm):
+        return _GRADIENT
+    return "" if count else _COUNT
 
 
 def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:

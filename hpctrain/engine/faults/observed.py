@@ -23,7 +23,7 @@ from hpctrain.base.processes.child import Child, Process
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
 from hpctrain.engine.faults.observer import FOLDER
-from hpctrain.engine.faults.process_state import Job, Place
+from hpctrain.engine.faults.process_state import ObserverSettings, PagePlace
 from hpctrain.errors import LateRankError
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     if ranks.is_main:
         Hang.drop(logs.parent)  # of an attempt before
     short = replace(ranks, hosts=())  # an argument of a process must not be long
-    job = Job(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
+    job = ObserverSettings(ranks=short, floor_s=config.floor_s, timeout_s=timeout_s)
     over, observers = threading.Event(), list[Child]()
 
     def beat() -> None:
@@ -105,10 +105,10 @@ def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None
         ) from error
 
 
-def _make_known(page: marks.Page, logs: Path, job: Job) -> Iterator[Child]:
+def _make_known(page: marks.Page, logs: Path, job: ObserverSettings) -> Iterator[Child]:
     """Write where the page is, and start the observer if this is the first rank of the node."""
     ranks, me = job.ranks, Process.current()
-    place = Place(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
+    place = PagePlace(ranks.rank, me.pid, me.started, page.descriptor, page.marks().begun)
     place.put(logs.parent, f"{ranks.node_rank}.{ranks.local_rank}")
     if ranks.local_rank == 0:
         run, module = str(logs.parent.absolute()), "hpctrain.engine.faults.observer"

@@ -33,7 +33,7 @@ from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import few
 from hpctrain.engine.faults import process_state as states
 from hpctrain.engine.faults.limits import Limits
-from hpctrain.engine.faults.process_state import Job, Place, Rank
+from hpctrain.engine.faults.process_state import ObservedRank, ObserverSettings, PagePlace
 
 log = logging.getLogger(__name__)
 FOLDER = "observed"  # in the folder of the logs
@@ -60,12 +60,12 @@ class _Node(Message, frozen=True):
 class _Observer:
     """The observer of one node."""
 
-    def __init__(self, run: Path, job: Job) -> None:
+    def __init__(self, run: Path, job: ObserverSettings) -> None:
         self._run, self._job, self._folder = run, job, run / "logs" / FOLDER
         self._place, self._host = job.ranks, socket.gethostname()
         limits = self._folder / "limits.json"
         self._limits = Limits(limits, job.floor_s, job.timeout_s)
-        self._ranks: dict[int, Rank] = {}  # by local rank
+        self._ranks: dict[int, ObservedRank] = {}  # by local rank
         self._asked_stacks: set[int] = set()
         self._said: set[tuple[int, int, str]] = set()  # which slow ranks
         self._written, self._beat = 0.0, 0
@@ -109,12 +109,12 @@ class _Observer:
 
     def _find_ranks(self) -> None:
         for number in {*range(self._place.local_world_size)} - self._ranks.keys():
-            place = Place.get(self._run, f"{self._place.node_rank}.{number}")
+            place = PagePlace.get(self._run, f"{self._place.node_rank}.{number}")
             # It may be of an attempt before.
             if place is None or not Process(self._host, place.pid, place.started).alive:
                 continue
             with suppress(OSError):
-                rank = Rank(place, self._host)
+                rank = ObservedRank(place, self._host)
                 if rank.is_of_attempt:
                     self._ranks[number] = rank
                 else:
@@ -239,7 +239,7 @@ def _named(ranks: Iterable[int]) -> str:
 
 def main(argv: list[str]) -> int:
     """Observe the ranks of this node for the run and the job in `argv`."""
-    run, job = Path(argv[0]), json.decode(argv[1], type=Job)
+    run, job = Path(argv[0]), json.decode(argv[1], type=ObserverSettings)
     child.begin()
     try:
         _Observer(run, job).run()

@@ -50,7 +50,7 @@ _SLOW_S = 60.0  # in a phase without a limit, before a line says where a rank is
 _MOST = 0.9  # of parallel.timeout_s: then others wait in vain, whatever the limit is
 
 
-class Place(Message, frozen=True):
+class PagePlace(Message, frozen=True):
     """Where the page of a rank is."""
 
     BOX = "logs/observed/node*"
@@ -62,7 +62,7 @@ class Place(Message, frozen=True):
     begun: Seconds = 0.0  # as its page says it; later ones are those of another attempt
 
 
-class Job(Record, frozen=True):
+class ObserverSettings(Record, frozen=True):
     """What an observer must know: the rank that has started it, and the key of the config."""
 
     ranks: RankInfo
@@ -70,10 +70,10 @@ class Job(Record, frozen=True):
     timeout_s: Seconds
 
 
-class Rank:
+class ObservedRank:
     """A rank of this node, on host `host`."""
 
-    def __init__(self, place: Place, host: str) -> None:
+    def __init__(self, place: PagePlace, host: str) -> None:
         self.place, self._host = place, host
         self._process = Process(host, place.pid, place.started)
         self._file = os.open(f"/proc/{place.pid}/fd/{place.descriptor}", os.O_RDWR)
@@ -114,7 +114,9 @@ class Rank:
                 self._left[phase] = count
                 limits.learn(self.place.rank, phase, seconds)
 
-    def report(self, job: Job, since: float, limits: Limits) -> tuple[Hang, bool] | None:
+    def report(
+        self, job: ObserverSettings, since: float, limits: Limits
+    ) -> tuple[Hang, bool] | None:
         """Look at the rank; return what is known if it is dead, late or slow, since `since`.
 
         The sentence is of this rank alone. True says that it is only slow: no limit is known, and

@@ -40,6 +40,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # If the ranks have different reasons, the first of these counts: after a stop request by the user
 # the job must not be requeued.
 _REASONS = ("cancel", *(number.name for number in SIGNALS))
+_NOBODY = [0.0] * len(_REASONS)
 _LOOK_EVERY_S = 5.0
 _KERNEL_LATER_S = 3.0
 _EXIT = 143  # as after a signal: the batch script requeues the job
@@ -152,7 +153,7 @@ class Stop:
 
     def flags(self) -> list[float]:
         """Return this rank's part of the reduction: 1.0 or 0.0 for each of _REASONS."""
-        return [float(self.asked == reason) for reason in _REASONS]
+        return [float(self.asked == reason) for reason in _REASONS] if self.asked else [*_NOBODY]
 
     def offer(self, totals: torch.Tensor) -> None:
         """Store the reduced flags, one for each of _REASONS, without waiting for the device."""
@@ -165,6 +166,7 @@ class Stop:
         It says so after the `offer` in which the request was; on a GPU after the next one.
         """
         for totals, _ in self._totals.take(late=True):
-            asked = zip(_REASONS, totals, strict=True)
-            self.reason = next((reason for reason, ranks in asked if ranks), self.reason)
+            if any(totals):
+                asked = zip(_REASONS, totals, strict=True)
+                self.reason = next(reason for reason, ranks in asked if ranks)
         return bool(self.reason)

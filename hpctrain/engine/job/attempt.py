@@ -26,8 +26,6 @@ from hpctrain.base.processes.causes import (
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts import policy
-from hpctrain.cluster.restarts.policy import GOES_ON, JUDGED_LATER, End, Room, stopped
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.identity import chosen
 from hpctrain.config.metric_registry import RUNG
@@ -35,8 +33,7 @@ from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
-from hpctrain.engine.job.lone_end import go_on
-from hpctrain.engine.session.stepping import Outcome
+from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import (
     HpctrainError,
     MisfitError,
@@ -47,14 +44,15 @@ from hpctrain.errors import (
 )
 from hpctrain.runs.checkpoints.manifest import put_back
 from hpctrain.runs.code import provenance, trained_code
-from hpctrain.runs.freeze import refuse_lost_checkpoints
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.runs.state import failure, stop_request
+from hpctrain.runs.state.end import End, left_s, stopped
+from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.alerts.settings import Settings, variable_of
-from hpctrain.tracking.other import OtherTracker
-from hpctrain.tracking.several import SeveralTrackers
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker
+from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
+from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +92,7 @@ class Attempt:
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            refuse_lost_checkpoints(self._config, self._run)
+            refuse_lost_checkpoints(self._run, self._config.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
@@ -141,7 +139,7 @@ class Attempt:
                 facts["verdict"] = "failed"  # of which rank 0 knows more than what it has told
             self._run.end_attempt("failed", error=reason, cause=cause.name, **facts)
         # The batch script may start the ranks again then (`hpctrain.engine.job.verdict`).
-        final = cause not in JUDGED_LATER or self._ranks.launcher != "slurm" or now.verdict != ""
+        final = cause not in DECIDED_LATER or self._ranks.launcher != "slurm" or now.verdict != ""
         self.tracker.finish("FAILED", reason=named(cause.name, reason), final=final)
 
     def _decide(self, error: BaseException) -> None:
@@ -212,21 +210,21 @@ class Attempt:
         asked = map(stop_request.read, self._ranks.folders(run.path))
         request = next(filter(None, asked), None)
         cause = request.cause if request else USER_STOP
-        end = End(cause, reason) if request or not slurm else stopped(reason, policy.left_s())
-        answer = policy.answer(run.read(), end, Room(), step)
-        run.end_attempt(**answer.record(step))
+        end = End(cause, reason) if request or not slurm else stopped(reason, left_s())
+        verdict = decide(run.read(), end, Room(), step)
+        run.end_attempt(**verdict.record(step))
         log.info("stopped by %s at step %d, saved: it resumes there", reason, step)
         # The requeue comes first: the grace time may end before the rest is done.
         if request:
             log.info("cancelled by %s: not requeued", request.by)
-        elif answer.action == "failed":
-            log.error("%s", answer.reason)
-        elif answer.goes_on:
+        elif verdict.action == "failed":
+            log.error("%s", verdict.reason)
+        elif verdict.goes_on:
             requeued = requeue_from_rank(self._ranks.job_id)
             if not requeued and end.cause is PREEMPTED:  # or `scancel`, with the same signal
-                run.end_attempt(**answer.record(step) | {"cause": ""})
-        by, failed = request.by if request else reason, answer.action == "failed"
-        said = answer.reason if failed else f"stopped by {by} at step {step}, saved"
+                run.end_attempt(**verdict.record(step) | {"cause": ""})
+        by, failed = request.by if request else reason, verdict.action == "failed"
+        said = verdict.reason if failed else f"stopped by {by} at step {step}, saved"
         self.tracker.finish("FAILED" if failed else "KILLED", reason=said)
 
     def _drop_old_stop_request(self) -> None:
@@ -245,27 +243,25 @@ class Attempt:
             return NullTracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            Settings(variable, tuple(notify.on)).put(self._run.path)
+            AlertSettings(variable, tuple(notify.on)).put(self._run.path)
         else:
-            Settings.drop(self._run.path)  # of an attempt before
+            AlertSettings.drop(self._run.path)  # of an attempt before
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
         sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
+        names = tracking.experiment, name, known.uid, sweep.get("uid"), sweep.get("name")
         journal = JournalTracker(
             self._run.path,
-            uri=str(tracking.uri),
-            experiment=tracking.experiment,
-            run_name=name,
-            uid=known.uid,
-            parent_uid=sweep.get("uid"),
-            parent_name=sweep.get("name"),
+            Meta(str(tracking.uri), *names),
             upload=tracking.upload,
             drain=tracking.drain_s,
             check=partial(epochs.end_if_over, self._run.path, self._ranks.attempt_key),
         )
         if not others:
             return journal
+        from hpctrain.tracking.several import SeveralTrackers
+
         return SeveralTrackers(journal, others, self._run.path, name, known.uid)
 
     def _record_data(self) -> None:

@@ -6,11 +6,15 @@ python -m hpctrain -m …         │            ├── train(config, run, ra
 sbatch slurm/train.sbatch …     ┘            ┘
 """
 
+from __future__ import annotations
+
 import faulthandler
 import logging
 import signal
 import sys
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -18,15 +22,13 @@ import torch
 from hpctrain.base.extensions import offered
 from hpctrain.base.forks import at_end_of_parent
 from hpctrain.base.processes import marks
-from hpctrain.base.processes.causes import is_out_of_memory
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
-from hpctrain.cluster.slurm.requeue import requeue_from_rank
-from hpctrain.config.advice import cures
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
-from hpctrain.engine.building.build import build
+from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import long_work
 from hpctrain.engine.distributed.devices import job_gpus
 from hpctrain.engine.distributed.group import process_group
@@ -38,10 +40,10 @@ from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.job.attempt import Attempt
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.account import Account, process_began
-from hpctrain.engine.session.stepping import Outcome
+from hpctrain.engine.session import Session, Stopped
+from hpctrain.engine.steps.place import Place
+from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.engine.supervised.deterministic import deterministic
-from hpctrain.engine.supervised.micro_batches import MicroBatches
-from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -64,6 +66,38 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
     failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
     directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
     """
+    with _opened(config, run, ranks, began) as rank:
+        rank.loop(_loop(config))
+        return rank.code
+
+
+@contextmanager
+def session_of(
+    config: Config, run: RunDir, ranks: RankInfo, began: float | None = None
+) -> Iterator[Session]:
+    """Be one rank of a run whose loop is the context; else as `train`.
+
+    Raises SystemExit with the exit code of `train` at its end, if the run was stopped.
+    """
+    with _opened(config, run, ranks, began) as rank:
+        session = Session(rank.place())
+        with suppress(Stopped), session.open():
+            yield session
+        session.check_ended()
+        rank.ended(session)
+    if rank.code:
+        raise SystemExit(rank.code)
+
+
+def _loop(config: Config) -> Callable[[Session], None]:
+    """Return the loop that the config names, with its arguments."""
+    made: Callable[[Session], None] = instantiate("loop", {**config.loop, "_partial_": True})
+    return made
+
+
+@contextmanager
+def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> Iterator[_Rank]:
+    """Be one rank of a run: in its process group, with its stop requests, record and sensors."""
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
@@ -101,68 +135,101 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
             stop.watch(stop_file(run.path), end_if_over)  # rank 0 holds the lock of the run
         if not ranks.piece:
             offered("preflight").check_nodes(config, run, ranks, device)
-        gpus = job_gpus(device)
-        with offered("monitor")(config.monitor, run.path, ranks, gpus):
+        with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             # Rank 0 knows the time of the attempts before.
-            before = last_record(journal_path(run.path), "device_s") if ranks.is_main else None
+            again = ranks.is_main and run.read().attempts[1:]
+            before = last_record(journal_path(run.path), "device_s") if again else None
             trained_s = before["device_s"] if before else 0.0
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, trained_s)
-            outcome = _fit(config, run, ranks, device, attempt, stop, account)
+            marks.open_page().where = partial(where, ranks.world_size, stacks)
+            store = long_work.store() if ranks.world_size > 1 else None
+            rank = _Rank(config, run, ranks, device, attempt, stop, account)
+            with (
+                named_if_late(run.path, ranks, config.parallel.timeout_s),
+                lease(store, ranks.rank, ranks.master_port),
+                deterministic(config.train.deterministic, device),
+                default_dtype(config.precision),
+                _explained(run),
+            ):
+                yield rank
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
+        assert rank.outcome is not None
         if attempt:
-            attempt.ended(outcome, stop.reason)
-        if outcome.finished or outcome.paused:
-            return 0
-        return _EXIT_INTERRUPTED if stop.reason == "SIGINT" else _EXIT_TERMINATED
+            attempt.ended(rank.outcome, stop.reason)
 
 
-def _fit(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    device: torch.device,
-    attempt: Attempt | None,
-    stop: Stop,
-    account: Account,
-) -> Outcome:
-    """Train the run. The model is gone when this returns, so it ends before the process group.
+@dataclass
+class _Rank:
+    """One rank of a run, from the moment when it may train to its end."""
 
-    After a rollback everything is built again, as another attempt would: the trainer then loads the
-    newest healthy checkpoint.
+    config: Config
+    run: RunDir
+    ranks: RankInfo
+    device: torch.device
+    attempt: Attempt | None
+    stop: Stop
+    account: Account
+    outcome: Outcome | None = None
+    rollbacks: int = 0
 
-    A DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
-    threads while it holds Python's lock, and such a thread may wait for this lock for ever.
-    """
-    marks.open_page().where = partial(where, ranks.world_size, stacks)
-    with (
-        named_if_late(run.path, ranks, config.parallel.timeout_s),
-        lease(long_work.store() if ranks.world_size > 1 else None, ranks.rank, ranks.master_port),
-        deterministic(config.train.deterministic, device),
-        default_dtype(config.precision),
-    ):
-        rollbacks = 0
+    def place(self) -> Place:
+        """Return what a session begins with, once more after a rollback."""
+        self.account.enter("startup")
+        tracker = self.attempt.tracker if self.attempt else NullTracker()
+        place = Place(
+            *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
+            begun=partial(trained_code.record, self.run, [*targets(plain(self.config))], _MODULES)
+            if self.ranks.is_main
+            else _nothing,
+        )
+        if self.attempt and not self.rollbacks:  # of a rollback the journal tells
+            place = replace(place, began_from=self.attempt.began_from)
+        return place
+
+    def loop(self, loop: Callable[[Session], None]) -> None:
+        """Go through a loop; after a rollback everything is built again, as in another attempt.
+
+        The models are gone when this returns, so they end before the process group: a
+        DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
+        threads while it holds Python's lock, and such a thread may wait for this lock for ever.
+        """
         while True:
-            account.enter("startup")
-            tracker = attempt.tracker if attempt else NullTracker()
-            trainer = build(config, run, ranks, device, tracker, stop, account)
-            if attempt and not rollbacks:  # of a rollback the journal tells
-                trainer.session.began_from = attempt.began_from
-            if ranks.is_main:
-                trained_code.record(config, run, _MODULES)
+            session = Session(self.place())
             with suppress(RolledBack):
-                return _fitted(trainer, config, run, ranks)
+                with suppress(Stopped), session.open():
+                    loop(session)
+                session.check_ended()
+                self.ended(session)
+                return
             # Its successor needs the memory.
-            del trainer
-            rollbacks += 1
+            del session
+            self.rollbacks += 1
+
+    def ended(self, session: Session) -> None:
+        """Take how the steps of a session have ended."""
+        self.outcome = session.outcome
+
+    @property
+    def code(self) -> int:
+        """The exit code of the process."""
+        assert self.outcome is not None
+        if self.outcome.finished or self.outcome.paused:
+            return 0
+        return _EXIT_INTERRUPTED if self.stop.reason == "SIGINT" else _EXIT_TERMINATED
 
 
-def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> Outcome:
-    """Train; out of memory prepares the next attempt."""
+def _nothing() -> None:
+    pass
+
+
+@contextmanager
+def _explained(run: RunDir) -> Iterator[None]:
+    """Say what to do about errors that the code or the config of a run has caused."""
     try:
-        return trainer.fit()
+        yield
     except MisfitError as error:
         code = trained_code.changes(run)
         changed = f". The code has changed: {code}" if code else ""
@@ -170,27 +237,6 @@ def _fitted(trainer: Trainer, config: Config, run: RunDir, ranks: RankInfo) -> O
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
         ) from error
     except RuntimeError as error:
-        if is_out_of_memory(error):
-            _lower_micro_batch(config, run, ranks, trainer.micro_batches)
         if "does not have a deterministic implementation" in str(error):
             raise ConfigError(f"train.deterministic=true: {error}") from error
         raise
-
-
-def _lower_micro_batch(
-    config: Config, run: RunDir, ranks: RankInfo, sizes: MicroBatches | None
-) -> None:
-    """Let the next attempt use smaller micro-batches, and ask for it."""
-    if sizes is None or (rows := sizes.smaller) is None:
-        log.error("out of memory: %s", cures("one row", config, ranks.world_size))
-        return
-    # The other ranks wait in a collective operation for this one: it cannot repeat the step.
-    # `hpctrain.engine.job.verdict` finds this, and lets the batch script start the ranks again.
-    run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
-    log.error(
-        "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
-        "with %d rows when it is started again",
-        *(sizes.rows, rows),
-    )
-    if ranks.launcher == "slurm" and not epochs.in_loop(run.path, ranks.attempt_key):
-        requeue_from_rank(ranks.job_id)

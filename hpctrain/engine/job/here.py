@@ -10,7 +10,7 @@ import logging
 import shutil
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from hpctrain.base.secrets import mask_logging
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
+from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
-from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hpctrain.config.schema import Config, TrackingConfig
+    from hpctrain.engine.session import Session
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +52,36 @@ def train_here(config: Config, argv: list[str], began: float | None = None) -> t
     return run, _train_to_the_end(config, run, ranks, again, began)
 
 
+@contextmanager
+def session_here(config: Config, began: float | None = None) -> Iterator[Session]:
+    """Open a session of a composed config on the ranks that were started.
+
+    The context is its loop.
+
+    Raises SystemExit at its end if the run was stopped, and at once if it has finished before.
+    """
+    log_to_stderr()
+    ranks = RankInfo.from_env()
+    _check_world(config, ranks)
+    run = check(config, ranks.world_size)
+    if ranks.is_main:
+        _check_queue(run, ranks)
+        freeze(config, run)
+    if config.launch.rerun != "all" and run.read().state == "finished":
+        if ranks.is_main:
+            print(f"{run.name} is finished already; change a value (seed=1) for another run")
+        raise SystemExit(0)
+    from hpctrain.runs.run_dir import told
+    from hpctrain.runs.terminal_log import kept
+
+    log_of_main = kept(run.logs, ranks) if ranks.is_main else nullcontext()
+    with log_of_main, told(run.path), _prepared(config, run, ranks):
+        from hpctrain.engine.job.fit import session_of
+
+        with session_of(config, run, ranks, began) as session:
+            yield session
+
+
 def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
@@ -57,7 +90,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
     was submitted with is a DataError.
     """
-    from hpctrain.config.frozen import load
+    from hpctrain.config.frozen import executed, load
     from hpctrain.config.validate import validate
     from hpctrain.runs.state.failure import recorded
 
@@ -67,7 +100,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     began = time.monotonic() if ranks.worker else None
     with recorded(run.path, ranks.attempt_key):
         config = load(run.config_file)
-        trust.check(run.path, config, run.code_copy)
+        trust.check(run.path, executed(config), run.code_copy)
         _check_world(config, ranks)
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
@@ -112,18 +145,21 @@ def _train_to_the_end(
                     *(run.name, changed),
                 )
             _complete_upload(config.tracking, run)
-            show(config, run)
+            show(run, config.metric, config.tracking)
         return 0
-    from hpctrain.runs.freeze import told
+    from hpctrain.runs.run_dir import told
     from hpctrain.runs.terminal_log import kept
 
     # The other ranks keep a log once rank 0 has certainly made the folder.
-    with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
-        code = _train_attempt(config, run, ranks, began)
+    log_of_main = kept(run.logs, ranks) if ranks.is_main else nullcontext()
+    with log_of_main, told(run.path), _prepared(config, run, ranks):
+        from hpctrain.engine.job.fit import train
+
+        code = train(config, run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.runs.summary import show
 
-        show(config, run)
+        show(run, config.metric, config.tracking)
     return code
 
 
@@ -140,7 +176,9 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
             log.warning("%s", error)
 
 
-def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> int:
+@contextmanager
+def _prepared(config: Config, run: RunDir, ranks: RankInfo) -> Iterator[None]:
+    """Prepare this process for an attempt, and import torch; the observer sees the context."""
     from hpctrain.cluster.ranks import flight_recorder, leaving
     from hpctrain.cluster.ranks.variables import export
     from hpctrain.engine.faults.observed import observed
@@ -169,12 +207,12 @@ def _train_attempt(config: Config, run: RunDir, ranks: RankInfo, began: float | 
     with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
         if first:
             gc.disable()
-        from hpctrain.engine.job.fit import train
+        import hpctrain.engine.job.fit  # noqa: F401
 
         if first:
             gc.freeze()
             gc.enable()
-        return train(config, run, ranks, began)
+        yield
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:

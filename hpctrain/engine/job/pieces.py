@@ -28,7 +28,7 @@ _SIGN_S, _SILENT_S = 30.0, 600.0
 _NAP_S = 0.05, 1.0  # between two looks: at first, and at most
 
 
-class Piece(Keyed, frozen=True, kw_only=True):
+class _Piece(Keyed, frozen=True, kw_only=True):
     """A line: the run directory, and the global step at which it pauses; 0 is its end."""
 
     run: str = ""
@@ -41,7 +41,7 @@ def add(worker: Path, key: AttemptKey, **facts: str | int) -> None:
     _append(worker, json.dumps(key._asdict() | facts))
 
 
-def current(worker: Path, key: AttemptKey) -> Piece | None:
+def current(worker: Path, key: AttemptKey) -> _Piece | None:
     """Return what the ranks with this key train, or trained when they ended; None for nothing."""
     mine = [piece for piece in _read(worker)[0] if piece.key == key]
     return mine[-1] if mine and mine[-1].run else None
@@ -53,7 +53,7 @@ def steps_without(worker: Path, key: AttemptKey) -> int:
     return key.step_id - max(begun, default=-1)
 
 
-def follow(worker: Path, key: AttemptKey) -> Iterator[Piece]:
+def follow(worker: Path, key: AttemptKey) -> Iterator[_Piece]:
     """Yield the lines of these ranks as rank 0 adds them; this process ends if rank 0 is silent."""
     size, nap, heard = 0, _NAP_S[0], time.monotonic()
     while True:
@@ -91,7 +91,7 @@ def _append(worker: Path, line: str) -> None:
         file.write(f"{line}\n".encode())
 
 
-def _read(worker: Path, since: int = 0) -> tuple[list[Piece], int]:
+def _read(worker: Path, since: int = 0) -> tuple[list[_Piece], int]:
     """Return the pieces in the whole lines from a byte on, and the byte after these lines."""
     try:
         with open_regular(worker / FILE) as file:
@@ -99,5 +99,5 @@ def _read(worker: Path, since: int = 0) -> tuple[list[Piece], int]:
             lines = file.read().split(b"\n")[:-1]
     except FileNotFoundError:
         return [], since
-    pieces = [record.decode(Piece, line, worker / FILE) for line in lines if line]
+    pieces = [record.decode(_Piece, line, worker / FILE) for line in lines if line]
     return pieces, since + sum(len(line) + 1 for line in lines)

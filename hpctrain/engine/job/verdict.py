@@ -1,4 +1,4 @@
-"""Decide what happens to a job whose ranks have ended with an error.
+"""The verdict for a batch script whose ranks have ended with an error.
 
     batch script ── srun ── ranks
          │            └── exit code other than 0
@@ -7,13 +7,13 @@
          └── the next srun, scontrol requeue, or scancel
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
-nor say why it ended, and Slurm only counts the job as failed. So the batch script asks here. What
-follows is in `cluster.restarts.policy`. Scripts of older versions give no STEP, and know no
+nor say why it ended, and Slurm only counts the job as failed. So the batch script asks here. How it
+is decided is in `runs.state.verdict`. Scripts of older versions give no STEP, and know no
 `restart`.
 
-The folder of a worker takes the place of RUN_DIR in the script of a search. Then it is the trial in
-training that is judged; if it has failed for good, the worker goes on with others. Whoever takes
-the trial next finds in run.json what was decided.
+The folder of a worker takes the place of RUN_DIR in the script of a search. Then the verdict is on
+the trial in training; if it has failed for good, the worker goes on with others. Whoever takes the
+trial next finds in run.json what was decided.
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
@@ -28,15 +28,14 @@ from hpctrain.base.processes.causes import named
 from hpctrain.base.processes.child import run_module
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.restarts import policy
-from hpctrain.cluster.restarts.policy import Room
 from hpctrain.config.frozen import load
 from hpctrain.engine.job import pieces
 from hpctrain.errors import HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.ending import verdict
+from hpctrain.runs.state.end import left_s
 from hpctrain.runs.state.shared_job import is_elsewhere
+from hpctrain.runs.state.verdict import GOES_ON, MOST, Room, after_srun
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploading.child_uploader import START_S
 
@@ -71,20 +70,20 @@ def close_tracking(run: RunDir, code: int) -> None:
         )
 
 
-def judge(run: RunDir, code: int, key: AttemptKey, *, inside: bool) -> str:
-    """Return the verdict on a run whose ranks have ended, and record it."""
+def of_run(run: RunDir, code: int, key: AttemptKey, *, inside: bool) -> str:
+    """Return the words of the verdict on a run whose ranks have ended, and record it."""
     warn_s = load(run.config_file).launch.warn_s
-    return verdict(run, code, key, inside=inside, warn_s=warn_s)
+    return after_srun(run, code, key, inside=inside, warn_s=warn_s)
 
 
-def is_over(answer: str) -> bool:
+def is_over(words: str) -> bool:
     """Return whether a run does not go on, by the verdict on it."""
-    return answer.partition(" ")[0] not in policy.GOES_ON
+    return words.partition(" ")[0] not in GOES_ON
 
 
 def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None, str]:
     """Return what becomes of the job of a worker, and its trial if that has ended for good."""
-    room = Room(inside=True, left_s=policy.left_s())
+    room = Room(inside=True, left_s=left_s())
     over = None
     if stop_request.read(worker):  # the trial waits for another command
         return None, "cancel"
@@ -93,13 +92,13 @@ def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None,
         record = run.read()
         done = record.state == "finished" or record.paused_at == piece.until
         if not done and epochs.is_last(run.path, key):  # else another worker has it by now
-            answer = judge(run, code, key, inside=True)
-            if not is_over(answer):
-                return None, answer
+            words = of_run(run, code, key, inside=True)
+            if not is_over(words):
+                return None, words
             log.error("%s has ended: the worker goes on with other trials", run.name)
             over = run
         room = room._replace(warn_s=load(run.config_file).launch.warn_s)
-    elif code <= 128 or code == _INTERRUPTED or pieces.steps_without(worker, key) > policy.MOST:
+    elif code <= 128 or code == _INTERRUPTED or pieces.steps_without(worker, key) > MOST:
         return None, ""  # the ranks have told why
     return over, "requeue" if room.ends_soon else "restart"
 
@@ -124,14 +123,14 @@ def main(argv: list[str]) -> int:
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
         over: RunDir | None
         if (folder / "worker.json").exists():
-            over, answer = _of_worker(folder, code, key)
+            over, words = _of_worker(folder, code, key)
         else:
             run = RunDir.open(folder)
             last = run.read().attempt.key  # a script without STEP may have started several, too
             key = last if not inside and last[:2] == key[:2] else key
-            answer = judge(run, code, key, inside=inside)
-            over = run if is_over(answer) else None
-        print(answer)
+            words = of_run(run, code, key, inside=inside)
+            over = run if is_over(words) else None
+        print(words)
         if over is not None:
             close_tracking(over, code)
     except HpctrainError as error:  # the ranks have told it, too

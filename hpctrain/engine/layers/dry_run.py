@@ -5,7 +5,7 @@
     …                           the statistics of a batch norm are as if this had never happened
 
 A pass that is made once more (activation checkpointing, a step that is repeated) leaves what the
-first one has left: `Buffers` keeps the values.
+first one has left: `BufferValues` keeps the values.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def stored_buffers(*models: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, value
 
 
-class Buffers:
+class BufferValues:
     """The values of the buffers of some models; if `stored`, only of those in a checkpoint."""
 
     def __init__(self, *models: nn.Module, stored: bool = False) -> None:
@@ -73,7 +73,7 @@ class Buffers:
 @contextmanager
 def _same_buffers(*models: nn.Module) -> Iterator[None]:
     """Leave the buffers of the models as they are before."""
-    buffers = Buffers(*models)
+    buffers = BufferValues(*models)
     buffers.keep()
     try:
         yield

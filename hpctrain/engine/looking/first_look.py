@@ -20,7 +20,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.looking.held_values import HeldValues, is_foreign
 from hpctrain.engine.looking.rows import check_buffers, check_mask
-from hpctrain.engine.looking.trial import Trial
+from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel, in_plain_classes
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
@@ -58,7 +58,7 @@ class FirstLook(Part):
         self._seen.append(self._held())
         if not any(self._own[:2]):
             return
-        trial = Trial(self._model, self._task, batch)
+        trial = TrialPasses(self._model, self._task, batch)
         if self._own[0]:
             check_buffers(trial, self._model, filled=self._filled[0])
             self._check_wrapped(trial)
@@ -79,7 +79,7 @@ class FirstLook(Part):
     def _held(self) -> HeldValues:
         return HeldValues(self._model.module, self._task, self._optimizer)
 
-    def _check_wrapped(self, trial: Trial) -> None:
+    def _check_wrapped(self, trial: TrialPasses) -> None:
         """Refuse a model that looks at what FSDP2 has left on it, and computes something else."""
         if not isinstance(self._model, FSDPModel):
             return
@@ -111,7 +111,7 @@ class FirstLook(Part):
         )
         if not any(objects.all_gather(bool(begin.changed()))):
             return
-        trial, kept = Trial(self._model, self._task, batch), TaskState(self._task)
+        trial, kept = TrialPasses(self._model, self._task, batch), TaskState(self._task)
         state = kept.state_dict()
         at_step(self._task, self._model.step)
         now = self._held()

@@ -14,7 +14,7 @@ import xxhash
 from hpctrain.base.terminal.terminal import few
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import stored_buffers
-from hpctrain.engine.looking.trial import Trial, near, other_rows
+from hpctrain.engine.looking.trial import TrialPasses, near, other_rows
 from hpctrain.engine.parallel.preparing.batch_norm import FILLED_UP, depending
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, name_of
@@ -23,7 +23,7 @@ from hpctrain.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-def check_buffers(trial: Trial, model: ParallelModel, *, filled: bool) -> None:
+def check_buffers(trial: TrialPasses, model: ParallelModel, *, filled: bool) -> None:
     """Say which buffers a forward pass writes from the rows that it sees.
 
     Rank 0 warns if these are not the rows of the whole batch. If training batches are `filled` up,
@@ -67,7 +67,7 @@ def check_buffers(trial: Trial, model: ParallelModel, *, filled: bool) -> None:
         )
 
 
-def check_mask(trial: Trial, task: Task, *, in_training: bool) -> None:
+def check_mask(trial: TrialPasses, task: Task, *, in_training: bool) -> None:
     """Refuse a task in whose sums rows count that only fill up a batch.
 
     Every second row is masked. It may then have any content. Both halves must add up to the whole;

@@ -47,7 +47,7 @@ def near(one: Pair, other: Pair, tolerance: float) -> bool:
     )
 
 
-class Trial:
+class TrialPasses:
     """Passes of a model and its task on the first rows of a batch; all ranks make them together.
 
     A pass has the rows of a micro-batch, and two if that is one row. A pipeline has the whole

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from hpctrain.config.rules.own_loop import REFUSED
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.parallel.mesh import Mesh
@@ -26,13 +27,6 @@ from hpctrain.engine.parallel.recipe import Training, parallelize
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError
-
-_REFUSED = {
-    "cp": "the loop would have to divide each sequence",
-    "tp": "the loop would have to compute the loss from divided layers",
-    "pp": "the loop would have to call the stages by a schedule",
-    "ep": "the loop would have to balance the experts",
-}
 
 
 def spread(
@@ -101,7 +95,7 @@ def _after(model: ParallelModel, *_: Any) -> None:
 def _check(parallel: ParallelConfig, mesh: Mesh, precision: Precision) -> None:
     """Refuse what only a loop that knows the layout can train with."""
     degrees = {**vars(mesh.degrees), "ep": parallel.ep}
-    for name, reason in _REFUSED.items():
+    for name, reason in REFUSED.items():
         if degrees[name] > 1:
             raise ConfigError(
                 f"parallel.{name}={degrees[name]}: {reason}; a loop of one's own has ddp, zero "

@@ -39,17 +39,20 @@ class Average(Part):
             self.tensors = {name: _copied(parameter) for name, parameter in named}
         self._local = [_local(tensor) for tensor in self.tensors.values()]
 
-    @torch.no_grad()
     def after_update(self) -> None:
         """Take in the parameters after a step."""
         if self._decay is not None:
-            pairs = list(zip(self._local, self._own(), strict=True))
-            if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
-                averages, values = map(list, zip(*alike, strict=True))
-                torch._foreach_lerp_(averages, values, 1 - self._decay)
-            for average, own in pairs:
-                if average.dtype != own.dtype:  # one after the other: each takes a copy
-                    average.lerp_(own.to(average.dtype), 1 - self._decay)
+            self._update(1 - self._decay)
+
+    @torch.no_grad()
+    def _update(self, weight: float) -> None:
+        pairs = list(zip(self._local, self._own(), strict=True))
+        if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
+            averages, values = map(list, zip(*alike, strict=True))
+            torch._foreach_lerp_(averages, values, weight)
+        for average, own in pairs:
+            if average.dtype != own.dtype:  # one after the other: each takes a copy
+                average.lerp_(own.to(average.dtype), weight)
 
     def state_dict(self) -> bool:
         """Return whether the checkpoint has an average."""

@@ -13,10 +13,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
+from hpctrain.config.metric_registry import EPOCH
+
 log = logging.getLogger(__name__)
 _OTHERS = 26  # characters of a line beside the numbers of steps and the metrics
 _SHOWN = ("train/loss", "val/loss", "val/accuracy", "train/lr")
-_GAP = "  "
+_GAP, _MOST = "  ", 5
 _SHORT = {"accuracy": "acc", "bits_per_byte": "bpb", "perplexity": "ppl"}
 
 
@@ -111,7 +113,11 @@ class _Bar(Lines):
 def describe(metrics: Mapping[str, float], metric: str = "") -> list[str]:
     """Return the most important metrics by name, each as a short text, the main metric first."""
     shown = [name for name in dict.fromkeys((metric, *_SHOWN)) if name in metrics]
-    parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown]
+    if not shown:  # a loop of one's own has names of its own
+        shown = [
+            name for name in metrics if not name.startswith(("perf/", "best/")) and name != EPOCH
+        ]
+    parts = [f"{_label(name)} {metrics[name]:.4g}" for name in shown[:_MOST]]
     if rate := metrics.get("perf/samples_per_s"):
         parts.append(f"{rate:,.0f} samples/s")
     if (wait := metrics.get("perf/data_wait_fraction")) is not None:

@@ -14,15 +14,13 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import add, sub
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from hpctrain.base.processes import marks
 from hpctrain.base.units import GIB
 from hpctrain.config import metric_registry as names
-from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.loading.reading_plan import Step
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parts.account import Account
@@ -32,6 +30,16 @@ from hpctrain.engine.parts.utilisation import Utilisation
 from hpctrain.tracking.tracker import Tracker
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
+
+
+class _Loader(Protocol):
+    """What the meter asks of the feed of a training."""
+
+    @property
+    def wait_s(self) -> float: ...
+    @property
+    def last(self) -> Any: ...
+    def state_dict(self) -> Mapping[str, Any]: ...
 
 
 class _Seconds(NamedTuple):
@@ -53,7 +61,7 @@ class Meter:
 
     def __init__(
         self,
-        loader: DevicePrefetcher,
+        loader: _Loader,
         account: Account,
         slow_ranks: SlowRanks,
         precision: Precision,
@@ -71,7 +79,7 @@ class Meter:
         # of a GPU does not wait; the GPU does, and it does not tell.
         self._measures_communication = account.devices > 1 and not self._on_gpu
         self._times, self._work = StepTimes(precision.device), WorkClock()
-        self._given: list[tuple[int, Step]] = []  # the loader's state and the batch of each step
+        self._given: list[tuple[int, Any]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
         self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
         self._paused, self._recorded = False, -float("inf")

@@ -2,6 +2,8 @@
 
 every 5th step or so   the largest part of each parameter's gradient ── on the device
 log step               the maximum over these steps and over all ranks ── layers of zeros
+
+On the CPU the host knows at once which parameters were zero until now, and looks at these alone.
 """
 
 import torch
@@ -25,6 +27,7 @@ class SilentLayers(Part):
         self._model = model
         self._every = max(_LEAST_EVERY, report_every // _LOOKS)
         self._most: torch.Tensor | None = None
+        self._found: set[int] = set()  # the places of those that are not zero, as the host knows
         self._names: list[str] = []
         self._looks = self.layers = 0
 
@@ -34,9 +37,11 @@ class SilentLayers(Part):
         if (model.step + 1) % self._every:
             return
         self._looks += 1  # on all ranks, also on one that has no part of a gradient
+        if len(self._found) == len(model.parameters):
+            return
         here = {}
         for place, parameter in enumerate(model.parameters):
-            if (gradient := parameter.grad) is not None:
+            if place not in self._found and (gradient := parameter.grad) is not None:
                 own = local(gradient)
                 if own.numel() and not own.is_sparse:
                     here[place] = own.detach()
@@ -49,6 +54,8 @@ class SilentLayers(Part):
         places = range(len(model.parameters))
         found = torch.stack([norms[n].to(none) if n in norms else none for n in places])
         self._most = found if self._most is None else torch.maximum(self._most, found)
+        if found.is_cpu:
+            self._found |= {n for n, most in enumerate(found.tolist()) if not most <= 0}  # or a NaN
 
     def read(self) -> list[str] | None:
         """Return the layers of zeros since the last call, on all ranks; None after few looks."""
@@ -60,6 +67,7 @@ class SilentLayers(Part):
         if self._most is not None:
             every[[self._names.index(name) for name in model.names]] = self._most.to(every)
         self._most, self._looks = None, 0
+        self._found.clear()
         layers: dict[str, float] = {}
         for name, most in zip(self._names, model.mesh.largest(every), strict=True):
             layer = name.rpartition(".")[0] or name

@@ -45,6 +45,8 @@ class Timer:
 
     def is_due(self) -> bool:
         """Return whether the ranks have agreed that it is time; the same on every rank."""
+        if self._every_s is None:
+            return False
         return any(totals[0] > 0 for totals, _ in self._totals.take(late=True))
 
     def restart(self) -> None:

@@ -8,8 +8,8 @@ from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.looking.held_values import is_foreign
 from hpctrain.engine.looking.rows import check_mask
-from hpctrain.engine.looking.trial import Trial
-from hpctrain.engine.parallel.reducing.metric_states import Measured
+from hpctrain.engine.looking.trial import TrialPasses
+from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.step import Totals, TrainStep
@@ -31,13 +31,13 @@ def evaluate(
     only fill up a batch is a ConfigError.
     """
     checks = checks and is_foreign(task) and feed.steps.fills_up(feed.steps_per_epoch)
-    totals, measured = Totals(), Measured(task, model.mesh)
+    totals, measured = Totals(), MeasuredTask(task, model.mesh)
     at_step(task, model.step)
     # What a model or a task draws is the same each time, and for the ranks that share a batch.
     with seeded_generators(model.mesh.dp_rank):
         for batch in first_in_long_work("the first batch of the evaluation", feed):
             if checks:
-                check_mask(Trial(model, task, batch), task, in_training=False)
+                check_mask(TrialPasses(model, task, batch), task, in_training=False)
                 checks = False
             totals.add(*model.evaluate(measured.task, batch))
             measured.update()

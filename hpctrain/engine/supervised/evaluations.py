@@ -16,7 +16,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.session.stepping import Stepping
+from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluation import evaluate_all
 from hpctrain.engine.supervised.step import TrainStep
 

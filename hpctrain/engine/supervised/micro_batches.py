@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _USABLE = 0.9  # of the memory: the allocator cannot use all of it, and other steps differ a little
 
 
-class Memory:
+class GpuMemory:
     """The memory of the current GPU in bytes, as torch's allocator counts it."""
 
     def restart(self) -> None:
@@ -52,7 +52,7 @@ class MicroBatches(Part):
         model: ParallelModel,
         share: int,
         record: Callable[[int], None],
-        memory: Memory | None = None,
+        memory: GpuMemory | None = None,
     ) -> None:
         self.model, self.share, self._record, self._memory = model, share, record, memory
         self.limit: int | None = None

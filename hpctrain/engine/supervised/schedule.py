@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from hpctrain.config.rules.batch_sizes import Ramp
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.improvement import Improvement
@@ -147,7 +147,7 @@ def peak_lr(config: OptimizerConfig, batch: int) -> float:
     return config.lr * (ratio if config.lr_scaling == "linear" else math.sqrt(ratio))
 
 
-def warmup_steps(config: SchedulerConfig, ramp: Ramp, steps_per_epoch: int) -> int:
+def warmup_steps(config: SchedulerConfig, ramp: BatchSizeRamp, steps_per_epoch: int) -> int:
     """Return the steps of the warm-up, of which at most one length is set.
 
     `steps_per_epoch` are those after the ramp.

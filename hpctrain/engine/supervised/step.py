@@ -15,12 +15,12 @@ import torch
 from hpctrain.config.metric_registry import GRAD_NORM, LR, SKIPPED_STEPS
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.health import Health
-from hpctrain.engine.layers.dry_run import Buffers
+from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import divisor, on_device, reordered
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part, overriding
-from hpctrain.engine.session.exchange import Exchange
+from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.supervised.schedule import rate_ratios, set_rates
 from hpctrain.engine.tasks.task import Task, at_step, derived
 
@@ -108,7 +108,7 @@ class TrainStep(Part):
         groups, lr = optimizer.param_groups, update.base_lr
         self._ratios = rate_ratios(optimizer, lr) if lr else [1.0] * len(groups)
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        self._buffers = Buffers(*[model.module] * self.health.undoes)
+        self._buffers = BufferValues(*[model.module] * self.health.undoes)
         self.totals = Totals()
         self.grad_norm: float | torch.Tensor = math.nan
         self._lr = math.nan

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.engine.session.stepping import Outcome, Stepping
+from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.micro_batches import MicroBatches
 from hpctrain.engine.supervised.schedule import Schedule
 from hpctrain.engine.supervised.step import TrainStep

@@ -40,7 +40,7 @@ class Task(Protocol):
         """Run the model on a batch, which is on the model's device; return sums and counts."""
 
 
-class Part(Protocol):
+class CutsSequence(Protocol):
     """The part of every sequence that a rank has under context parallel."""
 
     cp: int
@@ -165,7 +165,7 @@ def on_device(task: Task, device: torch.device) -> Task:
     return task
 
 
-def on_part(task: Task, part: Part | None) -> Task:
+def on_part(task: Task, part: CutsSequence | None) -> Task:
     """Return the task that adds up only the positions of this rank.
 
     Its method `on(part)` returns the task for a model whose outputs are those of a part of each

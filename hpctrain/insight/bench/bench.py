@@ -21,8 +21,11 @@ from hpctrain.config.advice import cures
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
+
+    from hpctrain.base.hardware import Hardware
     from hpctrain.config.schema import Config
-    from hpctrain.insight.bench.parts import Part
+    from hpctrain.insight.bench.parts import Bench, PartFigures
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
@@ -72,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.composing.compose_call import composed
-    from hpctrain.runs.freeze import check
+    from hpctrain.launch.freeze import check
 
     with composed(overrides, options.config_dir) as call:
         if len(call.runs) != 1:
@@ -85,14 +88,13 @@ def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) 
 
 def _measured(
     config: Config, ranks: RankInfo, parts: list[str], steps: int
-) -> tuple[dict[str, Part], dict[str, Any]]:
+) -> tuple[dict[str, PartFigures], dict[str, Any]]:
     """Form the group of the ranks, and measure; return the figures, and of what they are."""
     import torch
 
     from hpctrain.base.hardware import of_device
     from hpctrain.cluster.ranks.variables import export
     from hpctrain.engine.distributed.group import process_group
-    from hpctrain.insight.bench.parts import Bench
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)
@@ -104,15 +106,8 @@ def _measured(
             on_gpu = device.type == "cuda"
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
-            bench = Bench(
-                config,
-                ranks,
-                device,
-                folder,
-                steps,
-                of_device(title) if on_gpu else None,
-            )
-            found = bench.measured(parts)
+            hardware = of_device(title) if on_gpu else None
+            found = bench_of(config, ranks, device, folder, steps, hardware).measured(parts)
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
@@ -120,12 +115,36 @@ def _measured(
     return found, setup | {"torch": str(torch.__version__)}
 
 
+def bench_of(
+    config: Config,
+    ranks: RankInfo,
+    device: torch.device,
+    folder: Path,
+    steps: int,
+    hardware: Hardware | None = None,
+) -> Bench:
+    """Return the benchmark of a config; building a training may write into the folder."""
+    from hpctrain.engine.building.build import build
+    from hpctrain.engine.parts.account import Account
+    from hpctrain.engine.steps.place import Place
+    from hpctrain.insight.bench.parts import Bench
+    from hpctrain.runs.run_dir import RunDir
+    from hpctrain.tracking.tracker import NullTracker
+
+    run, account = RunDir(folder), Account(0.0, ranks.world_size)
+    return Bench(
+        lambda stop: build(Place(config, run, ranks, device, NullTracker(), stop, account)),
+        *(config.model, config.data, config.precision, config.train.global_batch_size),
+        *(ranks, device, steps, hardware),
+    )
+
+
 def _folder(config: Config, ranks: RankInfo) -> Path:
     """Return the folder, whose name all ranks know without communication."""
     return Path(config.output_dir) / f"bench-{ranks.job_id or 'here'}-{ranks.master_port}"
 
 
-def _limit(parts: Mapping[str, Part], cure: str) -> str:
+def _limit(parts: Mapping[str, PartFigures], cure: str) -> str:
     """Return what limits the training, with its cure; "" if too little was measured."""
     data, compute = parts.get("data"), parts.get("compute")
     if compute is None:
@@ -137,7 +156,7 @@ def _limit(parts: Mapping[str, Part], cure: str) -> str:
     return ": ".join(filter(None, (text, cure))) + "."
 
 
-def _print(found: Mapping[str, Part], title: str) -> None:
+def _print(found: Mapping[str, PartFigures], title: str) -> None:
     heads = ["part", "samples/s", "step p50 ms", "p95 ms", "MB/s", "MFU %"]
     table = Table(*heads, title=title, right=range(1, len(heads)))
     for name, part in found.items():

@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -19,21 +18,17 @@ import torch.distributed as dist
 
 from hpctrain.base.hardware import Hardware
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.build import build
 from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.precision import default_dtype
-from hpctrain.engine.parts.account import Account
 from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import DataError
-from hpctrain.insight.doctor.measures.all_reduce import synchronise
-from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.insight.doctor.measures.speeds import synchronise
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0
@@ -41,7 +36,7 @@ _WARM_UP = 5  # steps that are not measured: they compile, allocate and connect
 
 
 @dataclass(frozen=True)
-class Part:
+class PartFigures:
     """The figures of one part."""
 
     samples_per_s: float  # of all ranks, over all steps
@@ -83,26 +78,32 @@ class Bench:
     """One rank of a benchmark; all ranks call the same methods.
 
     Attributes:
-        config: A config that was checked.
+        build: Makes the training, which ends early on a stop request.
+        model: The section of the model.
+        feed: That of the data.
+        precision: That of the number formats.
+        samples: Samples of a step of all ranks.
         ranks: The rank.
         device: Its device.
-        folder: A folder for what building a training may write.
         steps: Steps that are measured.
         hardware: The hardware, for the MFU; None if it is unknown.
     """
 
-    config: Config
+    build: Callable[[Stop], Trainer]
+    model: dict[str, Any]
+    feed: DataConfig
+    precision: PrecisionConfig
+    samples: int
     ranks: RankInfo
     device: torch.device
-    folder: Path
     steps: int
     hardware: Hardware | None = None
 
-    def measured(self, parts: list[str]) -> dict[str, Part]:
+    def measured(self, parts: list[str]) -> dict[str, PartFigures]:
         """Return the figures of these parts, the same on all ranks."""
-        found: dict[str, Part] = {}
-        with Stop() as stop, default_dtype(self.config.precision):
-            trainer = self._trainer(stop)
+        found: dict[str, PartFigures] = {}
+        with Stop() as stop, default_dtype(self.precision):
+            trainer = self.build(stop)
             batches = self._batches(trainer.loader)
             try:
                 for part in parts:
@@ -113,11 +114,6 @@ class Bench:
                     feed.close()
         return found
 
-    def _trainer(self, stop: Stop) -> Trainer:
-        account = Account(0.0, self.ranks.world_size)
-        run = RunDir(self.folder)
-        return build(self.config, run, self.ranks, self.device, NullTracker(), stop, account)
-
     def _batches(self, loader: DevicePrefetcher) -> Batches:
         """Yield batches for ever; a loader that ends begins anew."""
         while True:
@@ -126,50 +122,45 @@ class Bench:
                 count += 1
                 yield batch
             if not count:
-                raise DataError(f"data.path={self.config.data.path}: the loader gives no batch")
+                raise DataError(f"data.path={self.feed.path}: the loader gives no batch")
             loader.load_state_dict({"consumed": 0})
 
-    def data(self, trainer: Trainer, batches: Batches) -> Part:
+    def data(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure the loader alone."""
         size = _bytes(next(batches))
         # What was read ahead is not the speed of reading.
-        held, end = self.config.data.prefetch_mb * 1e6 / max(size, 1), time.monotonic() + _DRAIN_S
+        held, end = self.feed.prefetch_mb * 1e6 / max(size, 1), time.monotonic() + _DRAIN_S
         for _ in range(int(held)):
             next(batches)
             if time.monotonic() > end:
                 break
         seconds = self._seconds(lambda: next(batches))
-        return Part.of(seconds, self._samples, step_bytes=size * self.ranks.world_size)
+        return PartFigures.of(seconds, self.samples, step_bytes=size * self.ranks.world_size)
 
-    def compute(self, trainer: Trainer, batches: Batches) -> Part:
+    def compute(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure steps on one batch, which is read once."""
         batch = {name: value.clone() for name, value in next(batches).items()}
         step, lr = trainer.train_step, trainer.schedule(0)
         seconds = self._seconds(lambda: step(batch, lr))
         return self._of_steps(seconds, trainer, batch)
 
-    def whole(self, trainer: Trainer, batches: Batches) -> Part:
+    def whole(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure steps with the loader."""
         step, lr = trainer.train_step, trainer.schedule(0)
         batch = next(batches)
         seconds = self._seconds(lambda: step(next(batches), lr))
         return self._of_steps(seconds, trainer, batch)
 
-    @property
-    def _samples(self) -> int:
-        return self.config.train.global_batch_size
-
-    def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> Part:
-        compute = self.config.precision.compute
-        one = None if self.hardware is None else self.hardware.peak(compute)
+    def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> PartFigures:
+        one = None if self.hardware is None else self.hardware.peak(self.precision.compute)
         flops = None
         if one is not None:
-            model = partial(instantiate, "model", self.config.model)
+            model = partial(instantiate, "model", self.model)
             flops = flops_of_training(model, trainer.train_step.task, batch)
-        return Part.of(
+        return PartFigures.of(
             seconds,
-            self._samples,
-            step_flops=None if flops is None else float(flops.training * self._samples),
+            self.samples,
+            step_flops=None if flops is None else float(flops.training * self.samples),
             peak=None if one is None else one * self.ranks.world_size,
         )
 

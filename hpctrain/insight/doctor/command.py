@@ -6,15 +6,19 @@ import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omegaconf import OmegaConf
 
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
-from hpctrain.cluster.slurm import queue
+from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
+from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
+from hpctrain.config.job_request import JobRequest, may_differ
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, NodeError
@@ -67,17 +71,18 @@ def main(argv: list[str]) -> int:
     host, figures = socket.gethostname(), dict[str, dict[str, float]]()
     if options.nodes is None:
         where = config.output_dir, config.data.path, config.tracking
-        places = {host: [*login.checked(*where, scheduler.checked(config))]}
+        of_scheduler = scheduler.checked(config.launch, config.site, partial(_start, config))
+        places = {host: [*login.checked(*where, of_scheduler)]}
     else:
         places, figures = _nodes(config, here)
-    verdict = worst(finding for found in places.values() for finding in found)
+    result = worst(finding for found in places.values() for finding in found)
     if options.json:
-        table.print_json(verdict, places, figures)
+        table.print_json(result, places, figures)
     else:
         table.show(places, figures)
     if options.nodes is not None:  # a full disk is among the findings, so they are shown first
         exclusion.exclude(config.output_dir, places)
-    return NodeError.exit_code if verdict == "fail" else 0
+    return NodeError.exit_code if result == "fail" else 0
 
 
 def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[Config, bool]:
@@ -106,6 +111,21 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     return config, here
 
 
+def expected_of(config: Config) -> Expectation:
+    """Return what a job of this config asks of its nodes."""
+    return Expectation.of(
+        *(config.launch, config.parallel, config.network, config.data, config.output_dir),
+        mixed=may_differ(config),
+    )
+
+
+def _start(config: Config) -> str:
+    """Return when Slurm expects a job of this config to start."""
+    job = JobRequest.of(config)
+    script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
+    return sbatch.expected_start(script, job)
+
+
 def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, float]]]:
     """Check nodes by one short job; return the findings and the figures of each host.
 
@@ -113,7 +133,7 @@ def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, floa
     any answer, is a LaunchError.
     """
     launch = config.launch
-    asked = Expectation.of(config)
+    asked = expected_of(config)
     longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
     launch.time_min = min(longest, _TIME_MIN)
     if config.name == Config().name:

@@ -9,7 +9,7 @@ from typing import Any
 from hpctrain.base.processes import slow
 from hpctrain.insight.doctor.checks import reach
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.finding import Finding, Verdict, bounded, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
 from hpctrain.insight.doctor.probe import Probe
 
 Places = dict[str, list[Finding]]
@@ -73,10 +73,10 @@ def _versions(looks: Sequence[Probe], mixed: bool) -> Iterable[tuple[str, Findin
     for host, versions in by_host.items():
         others = {n: v for n, v in usual.items() if versions.get(n, "missing") != v}
         for name, value in others.items():
-            verdict: Verdict = "warn" if name in _MAY_DIFFER else "fail"
+            result: Result = "warn" if name in _MAY_DIFFER else "fail"
             cure = _SAME.get(name, "Start all nodes from one environment or container.")
             found, expected = versions.get(name, "missing"), f"{value}, as on most nodes"
-            yield host, Finding(f"same {name}", verdict, found, expected, cure)
+            yield host, Finding(f"same {name}", result, found, expected, cure)
         if not others:
             shown = f"torch {versions.get('torch', '')}, code {versions.get('code', '')}"
             yield host, good("same versions", shown)
@@ -116,7 +116,7 @@ def _differs(name: str, value: Any, usual: Any) -> Finding:
     # A card without any link may be the one that has no bridge, and drivers are renewed node by
     # node.
     stops = name in ("name", "memory_bytes") or (name == "nvlinks" and value)
-    verdict: Verdict = "fail" if stops else "warn"
+    result: Result = "fail" if stops else "warn"
     cure = (
         "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
         "(+site.sbatch.exclude=HOST): the slowest GPU sets the pace."
@@ -125,7 +125,7 @@ def _differs(name: str, value: Any, usual: Any) -> Finding:
         cure = "Nothing, if the administrators renew the drivers node by node."
     if name == "nvlinks":
         cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."
-    return Finding(f"same GPUs: {name}", verdict, f"{value}", f"{usual}, as other GPUs", cure)
+    return Finding(f"same GPUs: {name}", result, f"{value}", f"{usual}, as other GPUs", cure)
 
 
 def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:

@@ -29,8 +29,7 @@ def at_fault(places: Mapping[str, Sequence[Finding]]) -> dict[str, Finding]:
     of a single host.
     """
     failures = {
-        host: [one for one in findings if one.verdict == "fail"]
-        for host, findings in places.items()
+        host: [one for one in findings if one.result == "fail"] for host, findings in places.items()
     }
     often = Counter(check for found in failures.values() for check in {one.check for one in found})
     found: dict[str, Finding] = {}

@@ -1,11 +1,11 @@
-"""The result of one check, and the verdict of several."""
+"""The result of one check, and of several together."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-Verdict = Literal["pass", "unknown", "warn", "fail"]
-_ORDER: tuple[Verdict, ...] = ("pass", "unknown", "warn", "fail")
+Result = Literal["pass", "unknown", "warn", "fail"]
+_ORDER: tuple[Result, ...] = ("pass", "unknown", "warn", "fail")
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Finding:
     check: str  # such as "file locks of output_dir"
     # "fail": a training would fail or give wrong numbers. "warn": it would be slow, or may fail
     # later. "unknown": this could not be looked at.
-    verdict: Verdict
+    result: Result
     found: str
     expected: str = ""  # "" where `found` says it all
     cure: str = ""  # one sentence; "" after "pass"
@@ -37,7 +37,7 @@ def judged(
     found: str,
     expected: str,
     cure: str,
-    otherwise: Verdict = "warn",
+    otherwise: Result = "warn",
 ) -> Finding:
     """Return the finding of a check that has passed if it is `well`."""
     return good(check, found) if well else Finding(check, otherwise, found, expected, cure)
@@ -65,7 +65,7 @@ def bounded(
     return good(check, shown)
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the verdict of all findings together; what is unknown does not count."""
-    found = {each.verdict for each in findings} - {"unknown"}
+def worst(findings: Iterable[Finding]) -> Result:
+    """Return the result of all findings together; what is unknown does not count."""
+    found = {each.result for each in findings} - {"unknown"}
     return max(found, key=_ORDER.index, default="pass")

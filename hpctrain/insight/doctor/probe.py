@@ -15,8 +15,7 @@ from typing import Any, Self
 from hpctrain.base.files.record import convert
 from hpctrain.cluster.ranks.cores import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
-from hpctrain.cluster.slurm.excluded_hosts import may_differ
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
@@ -48,21 +47,29 @@ class Expectation:
     shared: bool = False  # others use its GPU, too
 
     @classmethod
-    def of(cls, config: Config) -> Self:
-        """Return what a config asks for."""
-        data, parallel = config.data, config.parallel
+    def of(
+        cls,
+        launch: LaunchConfig,
+        parallel: ParallelConfig,
+        network: NetworkConfig,
+        data: DataConfig,
+        output_dir: str,
+        *,
+        mixed: bool = False,
+    ) -> Self:
+        """Return what these sections ask for."""
         return cls(
-            gpus_per_node=config.launch.gpus_per_node,
-            cpus_per_task=config.launch.cpus_per_task,
+            gpus_per_node=launch.gpus_per_node,
+            cpus_per_task=launch.cpus_per_task,
             device=parallel.device,
             backend=parallel.backend,
-            interface=config.network.interface,
-            output_dir=config.output_dir,
+            interface=network.interface,
+            output_dir=output_dir,
             scratch=data.stage_dir or "",
             stages=data.stage == "node" or "://" in data.path,
             data=data.path,
-            mixed=may_differ(config),
-            shared=config.launch.gpus_per_run is not None,
+            mixed=mixed,
+            shared=launch.gpus_per_run is not None,
         )
 
 
@@ -146,7 +153,7 @@ def _of_node(
     by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
     if by_infiniband:
         yield (found := infiniband.library())
-        by_infiniband = found.verdict == "pass"
+        by_infiniband = found.result == "pass"
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield interfaces.host_name(ranks)
     yield from interfaces.interface(asked.interface, nccl)
@@ -156,6 +163,6 @@ def _of_node(
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     for one in file_systems.checked("scratch", scratch, write=disks):
-        yield one if asked.stages or one.verdict != "fail" else replace(one, verdict="warn")
+        yield one if asked.stages or one.result != "fail" else replace(one, result="warn")
     if asked.data and "://" not in asked.data:
         yield file_systems.readable(Path(asked.data))

@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from hpctrain.base.terminal.console import Cell, Console, Table
-from hpctrain.insight.doctor.finding import Finding, Verdict, worst
+from hpctrain.insight.doctor.finding import Finding, Result, worst
 
-_STYLES: dict[Verdict, str] = {"pass": "green", "unknown": "dim", "warn": "yellow", "fail": "red"}
+_STYLES: dict[Result, str] = {"pass": "green", "unknown": "dim", "warn": "yellow", "fail": "red"}
 # The columns of the table of nodes.
 _FIGURES = {
     "matmul TFLOP/s": "matmul_tflops",
@@ -25,7 +25,7 @@ Figures = Mapping[str, Mapping[str, float]]
 def show(places: Places, figures: Figures) -> None:
     """Print what was found, each cure once; with figures, only what is not well on each node."""
     shown = {
-        host: [one for one in found if not figures or one.verdict in ("warn", "fail")]
+        host: [one for one in found if not figures or one.result in ("warn", "fail")]
         for host, found in places.items()
     }
     for host, findings in shown.items():
@@ -34,12 +34,12 @@ def show(places: Places, figures: Figures) -> None:
         table = Table("check", "verdict", "found", title=f"{host}: {worst(places[host])}")
         for one in findings:
             found = one.found + f"; expected: {one.expected}" * bool(one.expected)
-            table.add_row(one.check, Cell(one.verdict, _STYLES[one.verdict]), found)
+            table.add_row(one.check, Cell(one.result, _STYLES[one.result]), found)
         Console().print(table)
     cures = (one for findings in shown.values() for one in findings if one.cure)
-    lines = [*dict.fromkeys(f"{one.verdict}: {one.check}: {one.cure}" for one in cures)]
+    lines = [*dict.fromkeys(f"{one.result}: {one.check}: {one.cure}" for one in cures)]
     every = [one for findings in places.values() for one in findings if figures]
-    if lacking := dict.fromkeys(one.check for one in every if one.verdict == "unknown"):
+    if lacking := dict.fromkeys(one.check for one in every if one.result == "unknown"):
         lines.append(f"unknown (--json says why): {', '.join(lacking)}")
     for line in lines:
         Console().print(Cell(line), soft_wrap=True)
@@ -50,16 +50,21 @@ def show(places: Places, figures: Figures) -> None:
 def _show_figures(places: Places, figures: Figures) -> None:
     table = Table("node", "verdict", *_FIGURES, title="nodes", right=range(2, 8))
     for host, findings in places.items():
-        verdict, own = worst(findings), figures.get(host, {})
+        result, own = worst(findings), figures.get(host, {})
         cells = (f"{own[name]:,.4g}" if name in own else "" for name in _FIGURES.values())
-        table.add_row(host, Cell(verdict, _STYLES[verdict]), *cells)
+        table.add_row(host, Cell(result, _STYLES[result]), *cells)
     Console().print(table)
 
 
-def print_json(verdict: Verdict, places: Places, figures: Figures) -> None:
-    """Print one JSON object: the verdict, the findings by place, and what was measured."""
+def print_json(result: Result, places: Places, figures: Figures) -> None:
+    """Print one JSON object: the result, the findings by place, and what was measured."""
     hosts = {
-        place: {"verdict": worst(findings), "findings": [asdict(each) for each in findings]}
+        place: {"verdict": worst(findings), "findings": [*map(_facts, findings)]}
         for place, findings in places.items()
     }
-    print(json.dumps({"verdict": verdict, "places": hosts, "figures": figures}))
+    print(json.dumps({"verdict": result, "places": hosts, "figures": figures}))
+
+
+def _facts(finding: Finding) -> dict[str, str]:
+    """Return what programs read of a finding, in which its result is the `verdict`."""
+    return {"verdict" if key == "result" else key: text for key, text in asdict(finding).items()}

@@ -15,9 +15,9 @@ from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import TRANSFORMER
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.pairs import refused
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.insight.estimates.like_runs import runs_of_model
+from hpctrain.insight.estimates.measured_run import runs_of_model
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
@@ -39,14 +39,14 @@ def cautions(config: Config) -> Iterator[str]:
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from refused(config, "idle_keys")
-    yield from _cores(config)
-    yield from _across_nodes(config, degrees)
+    yield from _cores(config.launch)
+    yield from _across_nodes(degrees, config.launch.tasks_per_node, config.parallel.ep)
     if hardware is not None and config.parallel.device != "cpu":
         yield from _states(config, degrees, hardware)
 
 
-def _cores(config: Config) -> Iterator[str]:
-    launch, gpus = config.launch, config.launch.gpus_per_node
+def _cores(launch: LaunchConfig) -> Iterator[str]:
+    gpus = launch.gpus_per_node
     if gpus and launch.cpus_per_task * launch.tasks_per_node < CORES_PER_GPU * gpus:
         least = -(-CORES_PER_GPU * gpus // launch.tasks_per_node)
         yield (
@@ -56,14 +56,13 @@ def _cores(config: Config) -> Iterator[str]:
         )
 
 
-def _across_nodes(config: Config, degrees: Degrees) -> Iterator[str]:
-    per_node = config.launch.tasks_per_node
+def _across_nodes(degrees: Degrees, per_node: int, ep: int) -> Iterator[str]:
     if degrees.ranks <= per_node:
         return
     within = f"use parallel.tp={per_node} or less, and pp or dp_shard beyond"
     for key, degree, what in (
         ("tp", degrees.tp, f"every layer waits for the network; {within}"),
-        ("ep", config.parallel.ep, "layers with experts exchange their tokens over the network"),
+        ("ep", ep, "layers with experts exchange their tokens over the network"),
     ):
         if degree > per_node:
             yield f"parallel.{key}={degree} spans several nodes of {per_node} ranks: {what}"
@@ -80,7 +79,8 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
     machine = f"{share:g} of hardware={hardware.name}" if share else f"hardware={hardware.name}"
     count = parameter_count(config.model)
     if count is None:
-        count = next((run.parameters for run in runs_of_model(config) if run.parameters), None)
+        known = runs_of_model(config.model, config.output_dir)
+        count = next((run.parameters for run in known if run.parameters), None)
     if count is None:
         return
     # Frozen parameters have no state, and how many they are is not known here.

@@ -12,19 +12,27 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import statistics
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from heapq import nlargest
 from pathlib import Path
+from typing import Any
 
+from hpctrain.base.files.disk import text_of
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.base.units import GIB
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import dump, load
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import Config
+from hpctrain.errors import HpctrainError
 from hpctrain.tracking.journal import journal_path, read_all
 
 ENOUGH_STEPS = 20
+_MOST_RUNS = 200  # the newest of `output_dir`; their names are read once for a sweep
 _PAUSES = {"perf/evaluation_s", "perf/checkpoint_s"}
 _OF_STEPS = {
     *("perf/step_ms_p50", "perf/samples_per_s", "perf/mfu_percent", "perf/memory_peak_gib"),
@@ -36,7 +44,6 @@ class MeasuredRun:
     """A run with enough steps."""
 
     path: Path
-    config: Config
     ranks: int  # of its last attempt
     parameters: int | None  # of the model; None if unknown
     steps: int  # that count for the times below
@@ -55,10 +62,16 @@ class MeasuredRun:
 
 
 @functools.lru_cache(maxsize=256)
+def frozen(run: Path) -> Config:
+    """Return the config of a run."""
+    return load(run / "config.yaml")
+
+
+@functools.lru_cache(maxsize=256)
 def measured_run(path: Path) -> MeasuredRun | None:
     """Return what a run has measured; None if it has too few steps after its first report."""
-    record, config = RunRecord.of(path), load(path / "config.yaml")
-    told = _Told(path, sum(steps for _, steps in ramp_of(config.train).stages))
+    record, train = RunRecord.of(path), frozen(path).train
+    told = _Told(path, sum(steps for _, steps in ramp_of(train).stages))
     if not record.attempts or told.steps < ENOUGH_STEPS:
         return None
     batch, steps = (told.number(f"effective.{n}") for n in ("global_batch_size", "steps_per_epoch"))
@@ -66,13 +79,11 @@ def measured_run(path: Path) -> MeasuredRun | None:
     peak, mfu = told.median("perf/memory_peak_gib"), told.median("perf/mfu_percent")
     return MeasuredRun(
         path=path,
-        config=config,
         ranks=record.attempt.world_size,
         parameters=None if parameters is None else int(parameters),
         steps=told.steps,
         step_s=(told.median("perf/step_ms_p50") or math.nan) / 1000,
-        mean_step_s=config.train.global_batch_size
-        / (told.median("perf/samples_per_s") or math.nan),
+        mean_step_s=train.global_batch_size / (told.median("perf/samples_per_s") or math.nan),
         mfu=None if mfu is None else mfu / 100,
         peak_bytes=None if peak is None else int(peak * GIB),
         startup_s=told.startup_s,
@@ -80,6 +91,43 @@ def measured_run(path: Path) -> MeasuredRun | None:
         checkpoint_s=told.median("perf/checkpoint_s") or 0.0,
         samples_per_epoch=int(batch * steps) if batch and steps else None,
     )
+
+
+def runs_of_model(model: Mapping[str, Any], output_dir: str) -> Iterator[MeasuredRun]:
+    """Yield the runs with enough steps in a folder whose section `model` is the same, newest first.
+
+    The path of the folder is absolute.
+    """
+    candidates = _candidates(output_dir)
+    wanted = _model(dump(Config(model={**model}))) if candidates else ""
+    for path, text in candidates:
+        if text == wanted:
+            try:
+                found = measured_run(path)
+            except (HpctrainError, OSError, ValueError, LookupError, TypeError, AttributeError):
+                continue  # it is damaged
+            if found is not None:
+                yield found
+
+
+@functools.lru_cache(maxsize=16)
+def _candidates(output_dir: str) -> tuple[tuple[Path, str], ...]:
+    """Return the newest runs that have a journal, each with the text of its model."""
+    journals = Path(output_dir).glob("*/journal/events.jsonl")
+    newest = [file.parents[1] for file in nlargest(_MOST_RUNS, journals, key=_changed)]
+    return tuple((path, _model(text_of(path / "config.yaml"))) for path in newest)
+
+
+def _changed(file: Path) -> float:
+    with suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
+
+
+def _model(text: str) -> str:
+    """Return the section `model` of a frozen config, which has the same text for the same model."""
+    found = re.search(r"^model:.*\n([ -].*\n)*", text, re.MULTILINE)
+    return found[0] if found else ""
 
 
 class _Told:

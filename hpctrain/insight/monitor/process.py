@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from msgspec import json
 
-from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.disk import text_of, write_atomically
 from hpctrain.base.files.record import Count, Record
 from hpctrain.base.names.run_record import Progress
 from hpctrain.base.processes import child
@@ -78,7 +79,7 @@ class Idle:
         return idle
 
 
-class Job(Record, frozen=True):
+class MonitorSettings(Record, frozen=True):
     """What a monitor must know: the config, a process above all ranks of the node, their number."""
 
     config: MonitorConfig
@@ -89,12 +90,12 @@ class Job(Record, frozen=True):
 class _Monitor:
     """Samples one node."""
 
-    def __init__(self, run: Path, job: Job) -> None:
+    def __init__(self, run: Path, job: MonitorSettings) -> None:
         self._run, self._given, config = run, job, job.config
         self._config = config
         self._node = socket.gethostname()
         self._started = time.time()
-        self._writer = samples.Writer(samples.folder(self._run) / f"{self._node}.jsonl")
+        self._writer = samples.SampleWriter(samples.folder(self._run) / f"{self._node}.jsonl")
         # A counter of energy begins anew in each attempt; the file has the sum of all of them.
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
         window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
@@ -132,11 +133,9 @@ class _Monitor:
 
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
-        named: list[str] = []
-        for rank in range(self._given.ranks):
-            with suppress(OSError):  # without a GPU there is no file
-                named += gpu_file(self._run, self._node, rank).read_text().split()
-        uuids = list(dict.fromkeys(named))
+        ranks = range(self._given.ranks)  # one without a GPU has no file
+        named = (text_of(gpu_file(self._run, self._node, each)).split() for each in ranks)
+        uuids = list(dict.fromkeys(chain.from_iterable(named)))
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
             self._sensors = Sensors(self._job, gpus)
@@ -175,7 +174,7 @@ def main(argv: list[str]) -> int:
     """Run the monitor of this node for the run and the job in `argv`."""
     child.begin()
     try:
-        _Monitor(Path(argv[0]), json.decode(argv[1], type=Job)).run()
+        _Monitor(Path(argv[0]), json.decode(argv[1], type=MonitorSettings)).run()
     except Exception:
         log.exception("the monitor failed: the run goes on without its samples")
         return 1

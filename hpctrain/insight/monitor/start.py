@@ -16,7 +16,7 @@ from hpctrain.base.files.record import written
 from hpctrain.base.processes.child import Child
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.insight.monitor.process import Job, gpu_file
+from hpctrain.insight.monitor.process import MonitorSettings, gpu_file
 from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
 def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> Child | None:
     # Where the ranks are in no control group of a job, they descend from their launcher.
     above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
-    job = Job(config, above, max(1, ranks.local_world_size))
+    job = MonitorSettings(config, above, max(1, ranks.local_world_size))
     try:
         return Child(
             "hpctrain.insight.monitor.process",

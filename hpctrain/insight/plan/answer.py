@@ -6,17 +6,19 @@ from typing import Any
 from hpctrain.base.hardware import Hardware, of_section
 from hpctrain.base.units import GIB
 from hpctrain.config.memory_fit import margin_of
-from hpctrain.config.schema import Config
-from hpctrain.config.validate import validate_job
+from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
+    of_data,
+    of_shape,
+    parse_shape,
     sample_bytes,
     samples_of_epoch,
-    task_and_sample,
 )
 from hpctrain.insight.plan.layouts import of_command_line
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
@@ -27,7 +29,7 @@ from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, size
 class Query:
     """What the command line asks for."""
 
-    config: Config
+    training: Planned
     hardware: Hardware | None
     nodes: list[int] | None  # None leaves the numbers open
     shape: str | None  # of `--sample-shape`; None takes the data set's
@@ -86,7 +88,7 @@ class Answer:
 
     def _loader(self, one: Estimate | None) -> dict[str, Any]:
         """Return what each node has to read for a layout, beside what the storage gives."""
-        size = None if self.asked.shape else sample_bytes(self.asked.config.data)
+        size = None if self.asked.shape else sample_bytes(self.asked.training.data)
         rate, storage = one and one.samples_per_s, None
         needed = rate * size / one.layout.nodes / 1e6 if one and rate and size else None
         if (hardware := self.asked.hardware) and hardware.storage_rate:
@@ -101,7 +103,7 @@ class Answer:
     @property
     def assumptions(self) -> dict[str, Any]:
         """What the answer rests on."""
-        estimator, config, hardware = self.estimator, self.asked.config, self.asked.hardware
+        estimator, training, hardware = self.estimator, self.asked.training, self.asked.hardware
         flops = estimator.facts.flops
         found: dict[str, Any] = {
             "kind": "all figures but the parameters are estimates",
@@ -112,7 +114,7 @@ class Answer:
             else "unknown: the model can be called only with values, so they are left out",
         }
         if hardware is not None:
-            margin = margin_of(config.train)
+            margin = margin_of(training.train)
             found |= {
                 "hardware": hardware.title,
                 "allowance": f"{CONTEXT_BYTES / GIB:g} GiB of context and {GAPS:.0%} of gaps",
@@ -122,7 +124,7 @@ class Answer:
                 "efficiencies": str(estimator.efficiencies.on(hardware)),
             }
             found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
-            found["off published runs"] = accuracy(estimator.facts, config, hardware)
+            found["off published runs"] = accuracy(estimator.facts, training, hardware)
             found["memory off published runs"] = memory_accuracy()
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
         if line := uncompared_line(every):
@@ -137,42 +139,40 @@ class Answer:
 
 def answer(asked: Query, others: list[Hardware]) -> Answer:
     """Return the plan; a ConfigError if model, task, sample and layout do not fit."""
-    config, hardware = asked.config, asked.hardware
-    named_nodes = config.launch.node_numbers.start
-    # Errors of the config, in what decides a plan, come before any work.
-    sections = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
-    validate_job(config, sections)
-    if asked.named:
-        of_command_line(config, named_nodes)
-    if hardware is not None:
-        _check_node(config, hardware, asked.per_node)
-    task, sample = task_and_sample(config, asked.shape)
-    estimator = Estimator.of_config(config, task, sample)
-    samples = None if asked.shape else samples_of_epoch(config.data)
+    training, hardware, shape = asked.training, asked.hardware, asked.shape
+    named_nodes = training.launch.node_numbers.start
+    if asked.named:  # an error of it comes before any work
+        of_command_line(training, named_nodes)
+    if hardware is not None and training.parallel.device != "cpu":
+        _check_node(hardware, asked.per_node)
+    task = instantiate("task", training.task)
+    sample = of_data(training.data) if shape is None else of_shape(task, parse_shape(shape))
+    estimator = Estimator.of_training(training, task, sample)
+    samples = None if shape else samples_of_epoch(training.data)
     tokens = estimator.facts.tokens
-    estimator.budget = budget_of(asked.budget, config.train, tokens, samples)
+    estimator.budget = budget_of(asked.budget, training.train, tokens, samples)
     any_kind = hardware or of_section({"title": "hardware that is not named"})
     assert estimator.activations["none"]  # a sample that does not fit is an error of its own
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or hardware is None:
-        named = estimator.of(of_command_line(config, named_nodes), any_kind)
+        named = estimator.of(of_command_line(training, named_nodes), any_kind)
     if asked.measure:
         nodes = asked.nodes or [named_nodes]
-        per_node = config.launch.tasks_per_node if named is not None else per_node
-        ranking = rank(config, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
+        per_node = training.launch.tasks_per_node if named is not None else per_node
+        ranking = rank(training, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
     elif hardware is not None and (asked.nodes or not asked.named):
-        ranking = rank(config, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
+        ranking = rank(training, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
-            least = smallest(config, estimator, hardware, per_node)
+            least = smallest(training, estimator, hardware, per_node)
             ranking = replace(ranking, best=[least.best] if least.best else [])
-    kinds = by_cost(smallest(on(config, other), estimator, other) for other in others)
+    kinds = by_cost(smallest(on(training, other), estimator, other) for other in others)
     return Answer(asked, estimator, named, ranking, kinds)
 
 
-def _check_node(config: Config, hardware: Hardware, per_node: int) -> None:
+def _check_node(hardware: Hardware, per_node: int) -> None:
     """Raise a ConfigError if a node is to have more ranks than GPUs."""
     gpus = hardware.gpus_per_node
-    if gpus and per_node > gpus and config.parallel.device != "cpu":
+    if gpus and per_node > gpus:
         raise ConfigError(
             f"launch.tasks_per_node={per_node}: a node of hardware={hardware.name} has {gpus} "
             f"GPUs, and each rank needs one: use launch.tasks_per_node={gpus} and more "

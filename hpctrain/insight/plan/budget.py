@@ -4,7 +4,7 @@ import math
 import re
 from typing import NamedTuple
 
-from hpctrain.config.rules.batch_sizes import Ramp, ramp_of
+from hpctrain.config.rules.batch_sizes import BatchSizeRamp, ramp_of
 from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
 
@@ -32,7 +32,7 @@ def budget_of(text: str | None, train: TrainConfig, tokens: int, samples: int | 
     return min(lengths, default=Budget(None, "no budget"))
 
 
-def _asked(text: str, ramp: Ramp, tokens: int, samples: int | None) -> Budget:
+def _asked(text: str, ramp: BatchSizeRamp, tokens: int, samples: int | None) -> Budget:
     found = _BUDGET.fullmatch(text.lower())
     if not found or not 0 < float(found[1]) < math.inf:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""A layout: how a config is spread over ranks, and the overrides that say so.
+"""A layout: how a training is spread over ranks, and the overrides that say so.
 
 Layouts keep the global batch.
 """
@@ -12,10 +12,10 @@ from typing import Any
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
-from hpctrain.config.validate import validate
+from hpctrain.config.schema import Config, TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
+from hpctrain.insight.plan.planned import Planned
 
 _DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
@@ -23,9 +23,9 @@ _MOST_PARTS = 4096  # micro-batches of a share
 
 @dataclass(frozen=True)
 class Layout:
-    """A config on its ranks."""
+    """A training on its ranks."""
 
-    config: Config  # with the degrees and batch sizes of the layout
+    training: Planned  # with the degrees and batch sizes of the layout
     nodes: int
     overrides: tuple[str, ...]  # what to add to the command line
     named: bool = False  # whether it is the layout of the command line
@@ -33,33 +33,36 @@ class Layout:
     @property
     def ranks(self) -> int:
         """The ranks of the job."""
-        return self.nodes * self.config.launch.tasks_per_node
+        return self.nodes * self.training.launch.tasks_per_node
 
     @property
     def allocated(self) -> int:
         """The ranks that the job would have with its spare nodes, which are paid for, too."""
-        return (self.nodes + self.config.launch.spares) * self.config.launch.tasks_per_node
+        launch = self.training.launch
+        return (self.nodes + launch.spares) * launch.tasks_per_node
 
     @cached_property
     def degrees(self) -> Degrees:
         """The degrees of parallelism."""
-        return Degrees.of(self.config.parallel, self.ranks)
+        return Degrees.of(self.training.parallel, self.ranks)
 
     @cached_property
     def batch(self) -> BatchSizes:
         """The sizes of the batch and its parts."""
-        return BatchSizes.of(self.config, self.degrees)
+        sizes = Config(train=self.training.train, parallel=self.training.parallel)
+        return BatchSizes.of(sizes, self.degrees)
 
     @property
     def divided(self) -> tuple[object, ...]:
-        """What tells this layout from others of the same config."""
-        return self.ranks, self.kind, self.batch, self.config.train.activation_checkpointing
+        """What tells this layout from others of the same training."""
+        return self.ranks, self.kind, self.batch, self.training.train.activation_checkpointing
 
     @cached_property
     def kind(self) -> str:
         """The name of what happens to the data-parallel ranks, such as zero3."""
-        parallel, offload = self.config.parallel, self.config.parallel.fsdp.offload
-        return _kind(vars(self.degrees) | {"ep": parallel.ep}, parallel.zero, offload)
+        parallel = self.training.parallel
+        degrees = vars(self.degrees) | {"ep": parallel.ep}
+        return _kind(degrees, parallel.zero, parallel.fsdp.offload)
 
     @property
     def name(self) -> str:
@@ -72,15 +75,15 @@ class Layout:
         return _label(self.kind, self.ranks)
 
 
-def of_command_line(config: Config, nodes: int) -> Layout:
-    """Return the layout of a config itself; a ConfigError if its degrees do not fit its ranks."""
-    layout = Layout(config, nodes, (), named=True)
-    validate(config, layout.ranks)
+def of_command_line(training: Planned, nodes: int) -> Layout:
+    """Return the layout of a training itself; a ConfigError if its degrees do not fit its ranks."""
+    layout = Layout(training, nodes, (), named=True)
+    training.check(training, layout.ranks)
     return layout
 
 
 def layouts(
-    config: Config,
+    training: Planned,
     nodes: int,
     per_node: int,
     facts: ModelFacts,
@@ -96,12 +99,12 @@ def layouts(
         # torch cannot choose which results of experts to keep.
         possible = [mode for mode in modes if mode != "selective" or "ep" not in degrees]
         found = [
-            _layout(config, nodes, per_node, degrees, mode, parts)
+            _layout(training, nodes, per_node, degrees, mode, parts)
             for mode in possible
-            for parts in _parts(config, degrees, nodes * per_node)
+            for parts in _parts(training.train, degrees, nodes * per_node)
         ]
         try:
-            validate(found[0].config, found[0].ranks)
+            training.check(found[0].training, found[0].ranks)
         except ConfigError as error:
             # It is named as it was asked for, also where a degree that takes what is left is 1.
             kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
@@ -163,32 +166,37 @@ def _label(kind: str, ranks: int) -> str:
     return f"{kind} on {ranks} rank{'s' * (ranks > 1)}"
 
 
-def _parts(config: Config, degrees: dict[str, int], ranks: int) -> list[int]:
+def _parts(train: TrainConfig, degrees: dict[str, int], ranks: int) -> list[int]:
     """Return the numbers of micro-batches that divide a share of the global batch."""
     dp = max(1, ranks // math.prod(degrees.get(name, 1) for name in ("tp", "pp", "cp")))
-    share, rest = divmod(config.train.global_batch_size, dp)
+    share, rest = divmod(train.global_batch_size, dp)
     least = degrees.get("pp", 1)  # each stage of a pipeline has one
     numbers = range(least, 1 if rest else min(share, _MOST_PARTS) + 1)
     return [n for n in numbers if share % n == 0] or [1]
 
 
 def _layout(
-    config: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
+    training: Planned,
+    nodes: int,
+    per_node: int,
+    degrees: dict[str, int],
+    mode: str,
+    parts: int,
 ) -> Layout:
     sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "weights": None} | degrees
-    fsdp = replace(config.parallel.fsdp, offload=bool(sizes.pop("offload", False)))
-    parallel = replace(config.parallel, fsdp=fsdp, **sizes)
+    fsdp = replace(training.parallel.fsdp, offload=bool(sizes.pop("offload", False)))
+    parallel = replace(training.parallel, fsdp=fsdp, **sizes)
     batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
-    train = replace(config.train, activation_checkpointing=mode, **batch)
-    launch = replace(config.launch, nodes=nodes, tasks_per_node=per_node)
-    if launch.gpus_per_node or config.hardware.get("devices"):
+    train = replace(training.train, activation_checkpointing=mode, **batch)
+    launch = replace(training.launch, nodes=nodes, tasks_per_node=per_node)
+    if training.counts_gpus:
         launch.gpus_per_node = per_node
-    changed = replace(config, parallel=parallel, train=train, launch=launch)
-    return Layout(changed, nodes, _differences(config, changed))
+    changed = replace(training, parallel=parallel, train=train, launch=launch)
+    return Layout(changed, nodes, _differences(training, changed))
 
 
-def _differences(config: Config, changed: Config) -> tuple[str, ...]:
-    """Return the overrides that make the second config of the first."""
+def _differences(training: Planned, changed: Planned) -> tuple[str, ...]:
+    """Return the overrides that make the second training of the first."""
     names = (
         *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),
         *(f"parallel.{name}" for name in (*_DEGREES, "zero", "ep", "weights")),
@@ -197,7 +205,7 @@ def _differences(config: Config, changed: Config) -> tuple[str, ...]:
     )
     found = []
     for name in names:
-        before, after = attrgetter(name)(config), attrgetter(name)(changed)
+        before, after = attrgetter(name)(training), attrgetter(name)(changed)
         if before != after or name in ("launch.nodes", "launch.tasks_per_node"):
             text = "null" if after is None else str(after).lower()
             found.append(f"{name}={text}")

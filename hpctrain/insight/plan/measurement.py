@@ -10,7 +10,7 @@ which count. A learning rate that rises over all steps keeps the numbers finite,
 import copy
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from pathlib import Path
@@ -20,9 +20,11 @@ from hpctrain.base.names.run_record import RunRecord
 from hpctrain.base.processes.causes import one_line
 from hpctrain.base.terminal.console import Console
 from hpctrain.base.units import GIB
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.printing import Columns, command_of, layout_of, print_rows, seconds
 from hpctrain.launch.entry import Entry
@@ -63,11 +65,15 @@ class Measured(NamedTuple):
 
 
 def measure(
-    estimates: Sequence[Estimate], overrides: Sequence[str], output_dir: str
+    estimates: Sequence[Estimate],
+    overrides: Sequence[str],
+    output_dir: str,
+    whole: Callable[[Planned], Config],
 ) -> list[Measured]:
     """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
-    The estimates come best first, but one of the command line is the first of all. After a
+    The estimates come best first, but one of the command line is the first of all. `whole` makes
+    the config of a run of the sections that were estimated. After a
     LaunchError or Ctrl-C (KeyboardInterrupt) the jobs in the queue are cancelled.
     """
     if any(one.fits is False and one.layout.named for one in estimates[:1]):
@@ -81,25 +87,26 @@ def measure(
         raise ConfigError("--measure: no layout fits on these nodes; give more with --nodes")
     folder = Path(output_dir) / "measure" / datetime.now().strftime("%Y-%m-%d_%H-%M-%S_%f")
     sweep = Sweep(folder / "sweeps" / "layouts")
-    best = [(one, minutes(group)) for group in groups for one in group]
-    for one, limit_min in best:
-        _add(sweep, overrides, one, limit_min)
+    best = [one for group in groups for one in group]
+    for group in groups:
+        for one in group:
+            _add(sweep, overrides, one, short_run(one, folder, minutes(group), whole))
     try:
         sweep.submit()
     except BaseException:
         _cancel(sweep, folder)
         raise
-    return [_result(one, entry) for (one, _), entry in zip(best, sweep.entries, strict=True)]
+    return [_result(one, entry) for one, entry in zip(best, sweep.entries, strict=True)]
 
 
-def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, limit_min: int) -> None:
+def _add(sweep: Sweep, overrides: Sequence[str], one: Estimate, short: Config) -> None:
     """Add a run with a directory of its own; the config's name stays, for an array has one."""
-    config = short_run(one, sweep.folder.parents[1], limit_min)
     number, kind = len(sweep.entries), one.layout.kind.replace("+", "-")
-    sweep.add([*overrides, *one.layout.overrides], lambda _: config)
+    sweep.add([*overrides, *one.layout.overrides], lambda _: short)
     for entry in sweep.entries[number:]:  # none, if the config is wrong
-        named = dataclasses.replace(config, name=f"{number}-{kind}")
-        entry.run = RunDir.of(named, entry.run.data_digest)
+        named = dataclasses.replace(short, name=f"{number}-{kind}")
+        digest = entry.run.data_digest
+        entry.run = RunDir(run_path(named, digest), digest)
 
 
 def _cancel(sweep: Sweep, folder: Path) -> None:
@@ -129,7 +136,7 @@ def _result(estimate: Estimate, entry: Entry) -> Measured:
 def _smaller(estimate: Estimate, record: RunRecord) -> str:
     """Return that the micro-batches did not fit, and the run has taken smaller ones; else ""."""
     micro, rows = estimate.layout.batch.micro, record.micro_batch_rows
-    asked = estimate.layout.config.train.micro_batch_size
+    asked = estimate.layout.training.train.micro_batch_size
     if rows is None or asked == "auto" or rows >= micro:
         return ""
     return f"out of memory with micro-batches of {micro}, measured with {rows}"
@@ -144,9 +151,11 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
     return [group[:_MOST] for group in found.values()]
 
 
-def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
+def short_run(
+    estimate: Estimate, folder: Path, minutes: int, whole: Callable[[Planned], Config]
+) -> Config:
     """Return the config of the training that measures a layout."""
-    config, nothing = copy.deepcopy(estimate.layout.config), Config()
+    config, nothing = copy.deepcopy(whole(estimate.layout.training)), Config()
     config.output_dir, config.metric, config.scaling = str(folder), "train/loss", None
     data, train, checkpoint = config.data, config.train, config.checkpoint
     data.val_split, data.val_sets, data.fold = None, [], None
@@ -170,7 +179,7 @@ def short_run(estimate: Estimate, folder: Path, minutes: int) -> Config:
 
 def minutes(estimates: Sequence[Estimate]) -> int:
     """Return a time limit that lets the jobs start soon; never more than that of the run."""
-    launch = estimates[0].layout.config.launch
+    launch = estimates[0].layout.training.launch
     slowest = max(math.inf if one.time is None else one.time.step_s for one in estimates)
     seconds = _START_S + _SLOWER * STEPS * slowest + launch.warn_s
     return math.ceil(min(60 * launch.limit_min, seconds) / 60)

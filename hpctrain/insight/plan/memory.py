@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 from hpctrain.base.units import ELEMENT_BYTES
 from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, OptimizerConfig, ParallelConfig, PrecisionConfig
+from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.insight.plan.model_sizes import ModelSizes
+from hpctrain.insight.plan.planned import Planned
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class Memory:
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    config: Config,
+    training: Planned,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
     """Return the bytes of each rank by formula; without `trained`, all parameters are trained."""
-    compute = _divided if by_fsdp(degrees, config.parallel) else _whole
-    return compute(sizes, trained or sizes, degrees, config, accumulate)
+    compute = _divided if by_fsdp(degrees, training.parallel) else _whole
+    return compute(sizes, trained or sizes, degrees, training, accumulate)
 
 
 def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
@@ -77,10 +78,14 @@ def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
 
 
 def _whole(
-    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
+    sizes: ModelSizes,
+    trained: ModelSizes,
+    degrees: Degrees,
+    training: Planned,
+    accumulate: int,
 ) -> Memory:
-    stored, computed, reduced = _formats(config.precision)
-    parallel, count, learnt = config.parallel, sizes.count, trained.count
+    stored, computed, reduced = _formats(training.precision)
+    parallel, count, learnt = training.parallel, sizes.count, trained.count
     # Nothing is left of the gradients of the step before, but DDP keeps its buckets.
     kept = accumulate > 1 or degrees.dp_replicate > 1
     gradients = stored * learnt
@@ -94,8 +99,8 @@ def _whole(
             buffers += int(2 * reduced * bucket)
     # Autocast keeps the converted weights for the backward pass.
     gathered = computed * count if computed != stored else 0
-    parameters, state = stored * count, stored * learnt * optimizer_states(config.optimizer)
-    step = _temporaries(config.optimizer, stored * learnt)
+    parameters, state = stored * count, stored * learnt * optimizer_states(training.optimizer)
+    step = _temporaries(training.optimizer, stored * learnt)
     return Memory(
         *(parameters, gradients, state, gathered, buffers),
         peak=parameters + gradients + state + max(gathered + buffers, step),
@@ -106,10 +111,14 @@ def _whole(
 
 
 def _divided(
-    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, config: Config, accumulate: int
+    sizes: ModelSizes,
+    trained: ModelSizes,
+    degrees: Degrees,
+    training: Planned,
+    accumulate: int,
 ) -> Memory:
-    stored, computed, reduced = _formats(config.precision)
-    parallel, offload = config.parallel, config.parallel.fsdp.offload
+    stored, computed, reduced = _formats(training.precision)
+    parallel, offload = training.parallel, training.parallel.fsdp.offload
     ranks = degrees.shards(parallel)
     replicas = ranks == 1 and not offload  # FSDP2 keeps parameters, and a copy for computing
     zero = 2 if replicas else parallel.zero
@@ -120,7 +129,7 @@ def _divided(
     every = every and degrees.pp == 1 and not (replicas and parallel.sync == "auto")
 
     parameters, gradients = stored * part, stored * own
-    state = gradients * optimizer_states(config.optimizer)
+    state = gradients * optimizer_states(training.optimizer)
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
     waiting = reduced * trained.whole(ranks) if accumulate > 1 and not every else 0
     # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.
@@ -148,7 +157,7 @@ def _divided(
         end = divided + last + (gathered if accumulate > 1 and every else 0)
         forward = earlier + gathered + computed * block
     begin = earlier + gathered + buffers
-    step = 0 if offload else gradients + _temporaries(config.optimizer, stored * own)
+    step = 0 if offload else gradients + _temporaries(training.optimizer, stored * own)
     base = 0 if offload else parameters + state
     return Memory(
         *(parameters, waiting or gradients, state, gathered, max(buffers, last)),

@@ -8,6 +8,7 @@ import gc
 import json
 import logging
 from dataclasses import replace
+from functools import partial
 
 from hpctrain.base.hardware import known, load, of_section
 from hpctrain.base.secrets import referenced
@@ -15,10 +16,14 @@ from hpctrain.base.terminal.console import Console
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import Config
+from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.estimates import time_limit
 from hpctrain.insight.estimates.cautions import cautions
+from hpctrain.insight.plan.planned import Planned
 
+# What decides a plan.
+_SECTIONS = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
 _DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
 
 
@@ -43,6 +48,7 @@ def main(argv: list[str]) -> int:
         share = int(config.launch.gpus_per_run * hardware.memory_bytes)
         hardware = replace(hardware, memory_bytes=share)
 
+    validate_job(config, _SECTIONS)
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.engine.parallel.precision import default_dtype
     from hpctrain.insight.plan import measurement, printing
@@ -60,7 +66,7 @@ def main(argv: list[str]) -> int:
         per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(config, hardware, nodes, given.sample_shape, given.budget, layout),
+        *(planned_of(config), hardware, nodes, given.sample_shape, given.budget, layout),
         *(given.measure, per_node or 0),
     )
     # What was measured on a machine says nothing of others.
@@ -79,7 +85,9 @@ def main(argv: list[str]) -> int:
     exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
     if given.measure:
         try:
-            results = measurement.measure(found.layouts, given.overrides, config.output_dir)
+            results = measurement.measure(
+                *(found.layouts, given.overrides, config.output_dir, partial(whole, config))
+            )
         except KeyboardInterrupt:
             return _INTERRUPTED  # it has told what was cancelled
         measurement.compare(facts, found.layouts, results, trained)
@@ -89,6 +97,22 @@ def main(argv: list[str]) -> int:
     if given.json:
         print(json.dumps(referenced(facts), indent=1))
     return exit_code
+
+
+def planned_of(config: Config) -> Planned:
+    """Return what a plan needs of a config."""
+    return Planned(
+        *(config.model, config.task, config.data, config.optimizer, config.precision),
+        *(config.train, config.parallel, config.launch),
+        counts_gpus=bool(config.launch.gpus_per_node or config.hardware.get("devices")),
+        check=lambda one, ranks: validate(whole(config, one), ranks),
+    )
+
+
+def whole(config: Config, one: Planned) -> Config:
+    """Return a config with the sections of a layout."""
+    changed = replace(config, precision=one.precision, train=one.train)
+    return replace(changed, parallel=one.parallel, launch=one.launch)
 
 
 def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
@@ -155,7 +179,8 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    time_limit.pin(config)
+    if config.launch.time_min == "auto":
+        time_limit.pin(config)
     return config
 
 

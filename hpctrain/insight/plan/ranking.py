@@ -1,19 +1,18 @@
 """The layouts that fit, best first, and the hardware on which a run fits."""
 
-import copy
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
 from hpctrain.base.hardware import Hardware
 from hpctrain.config.memory_fit import on_gpu
-from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.layouts import Layout, layouts
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
@@ -37,7 +36,7 @@ class Ranking:
 
 
 def rank(
-    config: Config,
+    training: Planned,
     estimator: Estimator,
     hardware: Hardware,
     sizes: Iterable[tuple[int, int]],
@@ -47,7 +46,7 @@ def rank(
     lacking: list[tuple[float, str]] = []
     excluded: dict[str, str] = {}
     for nodes, per_node in sizes:
-        for group in layouts(config, nodes, per_node, estimator.facts, excluded):
+        for group in layouts(training, nodes, per_node, estimator.facts, excluded):
             name = group[0].label
             try:
                 estimates = _of_group(group, estimator, hardware)
@@ -55,7 +54,7 @@ def rank(
                 excluded[name] = str(error).splitlines()[0]
                 continue
             if not (possible := [one for one in estimates if one.fits is not False]):
-                full = group[-1].config.train.activation_checkpointing == "full"
+                full = group[-1].training.train.activation_checkpointing == "full"
                 also = f"{'full activation checkpointing and ' * full}the smallest micro-batch"
                 excluded[name] = f"{estimates[-1].fit.reason}, also with {also}"
                 lacking.append((estimates[-1].memory.total, f"{name} {excluded[name]}"))
@@ -75,7 +74,7 @@ def _of_group(group: list[Layout], estimator: Estimator, hardware: Hardware) -> 
     estimate = cache(lambda n: estimator.of(group[n], hardware))
     found: list[Estimate] = []
     begin = 0
-    for _, alike in groupby(group, lambda one: one.config.train.activation_checkpointing):
+    for _, alike in groupby(group, lambda one: one.training.train.activation_checkpointing):
         least = len(group) - 1
         if begin and estimate(least).fits is False:
             return [estimate(least)]
@@ -100,13 +99,15 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
     return [*parts, *((n, whole) for n in (1, 2, 4))]
 
 
-def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0) -> Kind:
+def smallest(
+    training: Planned, estimator: Estimator, hardware: Hardware, per_node: int = 0
+) -> Kind:
     """Return the best layout on the smallest number of GPUs that is enough.
 
     What is tight counts only if no number leaves more room.
     """
     tight: Estimate | None = None
-    why, whole_batch = "", config.train.global_batch_size
+    why, whole_batch = "", training.train.global_batch_size
     whole = per_node or hardware.gpus_per_node or 1
     few = sizes_of(hardware, None, per_node)[:-2]
     for size in (*few, *((nodes, whole) for nodes in _NODES)):
@@ -114,11 +115,11 @@ def smallest(config: Config, estimator: Estimator, hardware: Hardware, per_node:
         if ranks > whole_batch * whole:
             why += f"; train.global_batch_size={whole_batch} is too small for more"
             break
-        least = estimator.least(config, ranks)
+        least = estimator.least(training, ranks)
         if (fit := on_gpu(least, hardware.memory_bytes, complete=False)).possible is False:
             why = f"each of {ranks} GPUs {fit.reason}"
             continue
-        found = rank(config, estimator, hardware, [size])
+        found = rank(training, estimator, hardware, [size])
         if roomy := [each for each in found.best if each.has_room]:
             return Kind(hardware, roomy[0])
         tight = tight or next(iter(found.best), None)
@@ -146,10 +147,10 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     return sorted(found, key=cost)
 
 
-def on(config: Config, hardware: Hardware) -> Config:
-    """Return the config for another kind of GPU, in a number format that it has."""
-    changed = copy.deepcopy(config)
-    unknown = hardware.peak(changed.precision.compute) is None and hardware.peak_flops
-    if unknown and changed.precision.compute != "fp64":
-        changed.precision.compute = "bf16"
-    return changed
+def on(training: Planned, hardware: Hardware) -> Planned:
+    """Return the training for another kind of GPU, in a number format that it has."""
+    precision = training.precision
+    unknown = hardware.peak(precision.compute) is None and hardware.peak_flops
+    if not unknown or precision.compute == "fp64":
+        return training
+    return replace(training, precision=replace(precision, compute="bf16"))

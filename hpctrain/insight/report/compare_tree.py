@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.files.disk import text_of
+from hpctrain.config.frozen import flat
 from hpctrain.errors import ConfigError
 from hpctrain.insight.report.account.run_account import RunAccount, read
-from hpctrain.insight.report.tree import Fact, Facts, Rows, Section, Sentences
+from hpctrain.insight.report.tree import Fact, Pairs, Rows, Section, Sentences
 from hpctrain.runs.code import provenance
-from hpctrain.runs.sweep_overrides import flat
 
 # Keys that say where a run is and how it is called, not what it does.
 _PLACES = ("output_dir", "name")
@@ -60,7 +60,7 @@ def _tree(left: RunAccount, right: RunAccount) -> list[Section]:
     differ = [f"the data sets have other contents: {data[0]} and {data[1]}"]
     digits = {name: (f"{a:.6g}", f"{b:.6g}") for name, (a, b) in last.items()}
     return [
-        Facts(
+        Pairs(
             "",
             [
                 Fact("runs", names),

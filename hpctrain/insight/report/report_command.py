@@ -62,9 +62,9 @@ def _report(paths: Sequence[Path], options: argparse.Namespace) -> tuple[str, li
 def _one(account: RunAccount, options: argparse.Namespace) -> list[Section]:
     if not options.html:
         return run_tree.tree(account)
-    from hpctrain.insight.report.views import run_charts  # matplotlib takes a second to import
+    from hpctrain.insight.report.views import charts  # matplotlib takes a second to import
 
-    return run_tree.tree(account, run_charts.run_charts(account))
+    return run_tree.tree(account, charts.run_charts(account))
 
 
 def _several(
@@ -74,20 +74,20 @@ def _several(
 
     parameters.check_metrics(accounts, options.metric or [])
     default = search.found.metric if search else None
-    sweep = parameters.Sweep.of(accounts, options.metric[0] if options.metric else default)
+    sweep = parameters.SweptRuns.of(accounts, options.metric[0] if options.metric else default)
     if search:  # a trial that pauses or is pruned has a result
         lost = [each for each in sweep.others if each.state.name not in ("paused", "running")]
         sweep = replace(sweep, others=lost)
     metrics = options.metric or [sweep.metric]
     found = seeds.settings(accounts, options.over, metrics) if options.over else []
     series = scaling.Scaling.of(accounts)
-    charts = []
+    drawn = []
     if options.html:
-        from hpctrain.insight.report.views import sweep_charts
+        from hpctrain.insight.report.views import charts
 
-        charts += [sweep_charts.scaling_chart(series)] if series and series.points else []
-        charts += [sweep_charts.sweep_chart(sweep)] if sweep.finished else []
-    return sweep_tree.tree(accounts, sweep, found, series, search, charts)
+        drawn += [charts.scaling_chart(series)] if series and series.points else []
+        drawn += [charts.sweep_chart(sweep)] if sweep.finished else []
+    return sweep_tree.tree(accounts, sweep, found, series, search, drawn)
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:

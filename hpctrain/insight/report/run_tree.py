@@ -18,7 +18,7 @@ from hpctrain.insight.report.tree import (
     Chart,
     Curves,
     Fact,
-    Facts,
+    Pairs,
     Rows,
     Section,
     Sentences,
@@ -26,7 +26,7 @@ from hpctrain.insight.report.tree import (
 )
 from hpctrain.runs.code import provenance
 from hpctrain.runs.state.state import eta_s
-from hpctrain.runs.summary import pages_of
+from hpctrain.tracking.page.links import pages_of
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",
@@ -57,18 +57,18 @@ def tree(account: RunAccount, charts: Sequence[Chart] = ()) -> list[Section]:
         Fact("metrics", {name: each.last() for name, each in metrics}),
     ]
     return [
-        Sentences("", "", [f"{verdict(account)} As of {_date(account.now)}."]),
-        Facts("", [*for_programs, *_about(account)]),
+        Sentences("", "", [f"{sentence(account)} As of {_date(account.now)}."]),
+        Pairs("", [*for_programs, *_about(account)]),
         Bars("Where the time went", "time", [*_parts(account)]),
         Sentences("Notes", "notes", notes(account)),
         Rows("Attempts", "attempts", [_attempt(account, span) for span in account.spans]),
-        Facts("Figures", [*_figures(account)]),
+        Pairs("Figures", [*_figures(account)]),
         Curves([*charts]),
         Sentences("Left out", "left_out", account.left_out),
     ]
 
 
-def verdict(account: RunAccount) -> str:
+def sentence(account: RunAccount) -> str:
     """Return how the run stands in one sentence: its state and why, its steps, its main metric."""
     text = "The run " + _STANDS.get(account.state.name, f"is {account.state.name}")
     if account.spans:

@@ -7,29 +7,29 @@ from hpctrain.base.units import duration
 from hpctrain.insight.report import run_tree
 from hpctrain.insight.report.account.advice import notes
 from hpctrain.insight.report.account.run_account import RunAccount
-from hpctrain.insight.report.sweeps.parameters import Sweep, cause, label
+from hpctrain.insight.report.sweeps.parameters import SweptRuns, cause, label
 from hpctrain.insight.report.sweeps.scaling import Scaling
-from hpctrain.insight.report.sweeps.seeds import Setting
+from hpctrain.insight.report.sweeps.seeds import SeedGroup
 from hpctrain.insight.report.tree import (
     Chart,
     Curves,
     Fact,
-    Facts,
+    Pairs,
     Rows,
     Section,
     Sentences,
     number,
 )
-from hpctrain.runs.summary import pages_of
 from hpctrain.search.standing import Standing
+from hpctrain.tracking.page.links import pages_of
 
 _INTERVAL = "Mean and 95% confidence interval of the mean (t)"
 
 
 def tree(
     accounts: Sequence[RunAccount],
-    sweep: Sweep,
-    settings: Sequence[Setting],
+    sweep: SweptRuns,
+    settings: Sequence[SeedGroup],
     scaling: Scaling | None,
     search: Standing | None,
     charts: Sequence[Chart] = (),
@@ -38,8 +38,8 @@ def tree(
     said = search.said() if search else sweep.answer()
     return [
         Sentences("", "", said),
-        Facts("", [Fact("search", search.facts())] if search else []),
-        Facts("", [*_totals(accounts), *_best(sweep)]),
+        Pairs("", [Fact("search", search.facts())] if search else []),
+        Pairs("", [*_totals(accounts), *_best(sweep)]),
         Rows(_INTERVAL, "settings" if settings else "", _settings(settings)),
         *(_scaling(scaling) if scaling else []),
         Curves([*charts]),
@@ -70,7 +70,7 @@ def _totals(accounts: Sequence[RunAccount]) -> list[Fact]:
     ]
 
 
-def _best(sweep: Sweep) -> list[Fact]:
+def _best(sweep: SweptRuns) -> list[Fact]:
     if not sweep.finished:
         return []
     best = sweep.finished[0]
@@ -81,7 +81,7 @@ def _best(sweep: Sweep) -> list[Fact]:
     ]
 
 
-def _settings(settings: Sequence[Setting]) -> list[list[Fact]]:
+def _settings(settings: Sequence[SeedGroup]) -> list[list[Fact]]:
     keys = dict.fromkeys(key for setting in settings for key in setting.values)
     return [
         [
@@ -96,7 +96,7 @@ def _settings(settings: Sequence[Setting]) -> list[list[Fact]]:
     ]
 
 
-def _without(sweep: Sweep, settings: Sequence[Setting]) -> list[list[str]]:
+def _without(sweep: SweptRuns, settings: Sequence[SeedGroup]) -> list[list[str]]:
     found = {each.name: [label(each.swept), cause(each)] for each in sweep.others}
     for setting in settings:
         for name, reason in setting.missing.items():
@@ -110,7 +110,7 @@ def _trials(search: Standing) -> list[Section]:
     return [Rows.of(title, heads, rows) for title, (heads, *rows) in tables]
 
 
-def _runs(sweep: Sweep) -> Rows:
+def _runs(sweep: SweptRuns) -> Rows:
     keys = [key.rpartition(".")[2] for key in sweep.keys]
     heads = ["run", sweep.metric, *keys, "time", "goodput"]
     return Rows.of("Runs, best first", heads, [sweep.cells(each) for each in sweep.finished])

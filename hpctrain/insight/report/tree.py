@@ -33,7 +33,7 @@ def number(key: str, value: Any, name: str, form: str = "{}") -> Fact:
 
 
 @dataclass
-class Facts:
+class Pairs:
     """Names and texts."""
 
     title: str
@@ -102,7 +102,7 @@ class Curves:
     title: str = "Curves"
 
 
-Section = Facts | Bars | Rows | Sentences | Curves
+Section = Pairs | Bars | Rows | Sentences | Curves
 
 
 def as_json(sections: Sequence[Section]) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def as_json(sections: Sequence[Section]) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for section in sections:
         match section:
-            case Facts(_, rows):
+            case Pairs(_, rows):
                 told |= _keyed(rows)
             case Bars(_, key, rows):
                 told[key] = {name: round(value, 3) for name, value in _keyed(rows).items()}

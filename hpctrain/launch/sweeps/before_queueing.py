@@ -49,7 +49,7 @@ def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> Non
         group = requests[request]
         try:
             (array, *_) = arrays.plan(group, folder, sbatch.max_array_size())
-            start = sbatch.expected_start(array.text(), array.config)
+            start = sbatch.expected_start(array.text(), array.request)
         except UnreachableError as error:
             say(f"not checked whether the jobs can start: {error}", style="yellow")
             checked.update(requests)  # the other requests would take as long

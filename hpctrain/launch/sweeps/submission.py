@@ -18,20 +18,22 @@ from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
+from hpctrain.config.frozen import executed
 from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
+from hpctrain.launch.freeze import freeze, restore_config
 from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import check_room
 from hpctrain.launch.sweeps.budget import check_budget
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.runs import sweep_overrides, trust
-from hpctrain.runs.freeze import freeze, may_start_again, restore_config
+from hpctrain.runs.start_again import may_start_again
 from hpctrain.tracking import store
 
 
-class Submission:
+class Submitter:
     """Submits runs of a sweep, to the cluster or to run here; `folder` is that of the sweep."""
 
     def __init__(self, folder: Path, entries: Sequence[Entry], *, cluster: bool) -> None:
@@ -58,7 +60,9 @@ class Submission:
                 todo = self.look(entries, jobs)
                 for entry in todo:
                     trust.check(
-                        entry.run.path, entry.config, entry.code.path if entry.code else None
+                        entry.run.path,
+                        executed(entry.config),
+                        entry.code.path if entry.code else None,
                     )
                 _prepare_tracking(todo)
             except (ConfigError, LaunchError, TrackingError):
@@ -106,7 +110,8 @@ class Submission:
         try:
             self._copies += [code.path for code in copies_of(todo) if code.write()]
             for entry in todo:
-                if entry.again or may_start_again(entry.config, entry.run, imported_from(entry)):
+                sections = entry.config.train, entry.config.checkpoint
+                if entry.again or may_start_again(entry.run, *sections, imported_from(entry)):
                     archived[entry.run.path] = entry.run.archive()
                     # A new directory has no provenance yet, also if it keeps the code.
                     entry.before, entry.again, entry.keeps_code = RunRecord(), False, False

@@ -16,18 +16,19 @@ from typing import Any
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import plain
+from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.freeze import check
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.launch.sweeps.foreign_targets import refused
-from hpctrain.launch.sweeps.submission import Submission
+from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
-from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 
 _WHERE = {
@@ -73,7 +74,7 @@ class Sweep:
         scheduler, or more runs than the submit limit allows, is a LaunchError.
         """
         cluster = sbatch.available() and not self._local
-        submission = Submission(self.folder, self.entries, cluster=cluster)
+        submission = Submitter(self.folder, self.entries, cluster=cluster)
         dry_run = self._any("dry_run")
         try:
             scripts = self._checked(cluster)
@@ -180,7 +181,7 @@ class Sweep:
                 local_runs.check(entry.config)
         return texts
 
-    def _look(self, submission: Submission, cluster: bool) -> None:
+    def _look(self, submission: Submitter, cluster: bool) -> None:
         """Set the states for `launch.dry_run`, and check what would be submitted."""
         for entry in self.entries:
             entry.before = entry.run.read()
@@ -228,7 +229,8 @@ def name_apart(entries: list[Entry]) -> None:
         for entry, own in zip(group if swept else [], resources, strict=False):
             values = "".join(f"-{key.rpartition('.')[2]}{own[key]}" for key in swept)
             entry.config.name = re.sub(r"[^\w.-]+", "-", entry.config.name + values)[:64]
-            entry.run = RunDir.of(entry.config, entry.run.data_digest)
+            digest = entry.run.data_digest
+            entry.run = RunDir(run_path(entry.config, digest), digest)
             renamed += 1
         keys |= {*swept}
     if renamed:

@@ -16,14 +16,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.base.terminal.terminal import exact
-from hpctrain.config.frozen import load
+from hpctrain.config.frozen import executed, load
 from hpctrain.errors import ConfigError, StorageError
+from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import NAME, Manifest
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.code import trained_code
-from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.select import add_choice, one_run
 from hpctrain.tracking import journal
@@ -60,7 +60,7 @@ def branch(
     """
     before = RunDir.open(parent)
     config = load(before.config_file, overrides)
-    trust.check(before.path, config)
+    trust.check(before.path, executed(config))
     checkpoint = chosen_checkpoint(before, step, best=best)
     found = Manifest.read(checkpoint)
     if not any(text.startswith("output_dir=") for text in overrides):

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from hpctrain.base.files.disk import sync, temporary
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
@@ -59,7 +60,11 @@ def main(argv: list[str]) -> int:
 
     run.find_code()
     exporter = Exporter(
-        run.config, checkpoint, merge=options.merge, dtype=options.dtype, ema=options.ema
+        ModelSections.of(run.config),
+        checkpoint,
+        merge=options.merge,
+        dtype=options.dtype,
+        ema=options.ema,
     )
     unfinished = options.out.absolute().with_name(f".{options.out.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

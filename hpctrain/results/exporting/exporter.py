@@ -21,7 +21,7 @@ from torch import nn
 from hpctrain import __version__
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import sync
-from hpctrain.config.schema import Config
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.engine.building.build_model import check_base
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
@@ -34,7 +34,7 @@ from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.parameter_settings import with_adapters
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.results.exporting.layouts import Layout, Piece, layout_of, peft_format
+from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
@@ -60,22 +60,22 @@ class Exporter:
 
     def __init__(
         self,
-        config: Config,
+        sections: ModelSections,
         checkpoint: Path,
         *,
         merge: bool = False,
         dtype: str | None = None,
         ema: bool = False,
     ) -> None:
-        self._config, self._checkpoint = config, checkpoint
-        lora = config.train.lora
+        self._sections, self._checkpoint = sections, checkpoint
+        lora, precision = sections.lora, sections.precision
         if merge and not lora.patterns:
             raise ConfigError("--merge: the run has no adapters (train.lora); leave it out")
         if lora.patterns:
-            check_base(config, checkpoint)
-        with default_dtype(config.precision):
-            self._model = with_adapters(_skeleton(config), lora)
-        self._float = DTYPES[dtype or config.precision.params]
+            check_base(sections.start, checkpoint)
+        with default_dtype(precision):
+            self._model = with_adapters(_skeleton(sections.model), lora)
+        self._float = DTYPES[dtype or precision.params]
         state = self._model.state_dict()
         self._own = {n: value for n, value in state.items() if isinstance(value, torch.Tensor)}
         groups = [[first, *others] for first, others in ties(self._model)]
@@ -122,7 +122,7 @@ class Exporter:
         _write(folder / "hpctrain.json", self._origin())
         return Exported(names, total, layout.kind)
 
-    def _write_file(self, path: Path, pieces: list[Piece]) -> int:
+    def _write_file(self, path: Path, pieces: list[ExportedTensor]) -> int:
         """Write one file, and return the bytes of its tensors, which are gone afterwards."""
         tensors = {p.name: self._weight(p.source).to(self._dtype(p.source)) for p in pieces}
         try:
@@ -132,12 +132,12 @@ class Exporter:
             raise StorageError(f"{path}: cannot be written ({error})") from error
         return sum(value.nbytes for value in tensors.values())
 
-    def _chosen_layout(self) -> tuple[Layout, dict[str, Any]]:
+    def _chosen_layout(self) -> tuple[ExportLayout, dict[str, Any]]:
         """Return how the tensors are written, and the config of adapters that are not merged."""
         if self._only_adapters:
-            lora, start = self._config.train.lora, self._config.checkpoint.init_from
-            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start)
-            return Layout(pieces, None, "adapters of peft"), adapters
+            lora, start = self._sections.lora, self._sections.start
+            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start.init_from)
+            return ExportLayout(pieces, None, "adapters of peft"), adapters
         self._refuse_parted()
         names = [n for n in self._own if not is_adapter(n) and self._same.get(n, [n])[0] == n]
         return layout_of(self._model, names), {}
@@ -154,8 +154,10 @@ class Exporter:
                     "adapters alone, without --merge"
                 )
 
-    def _grouped(self, pieces: list[Piece], limit: float) -> Iterator[list[Piece]]:
-        group: list[Piece] = []
+    def _grouped(
+        self, pieces: list[ExportedTensor], limit: float
+    ) -> Iterator[list[ExportedTensor]]:
+        group: list[ExportedTensor] = []
         size = 0
         for piece in pieces:
             shape, dtype = self._own[piece.source].shape, self._dtype(piece.source)
@@ -170,10 +172,10 @@ class Exporter:
     def _weight(self, name: str) -> torch.Tensor:
         """Return a weight as it was trained, with its adapter if that is merged."""
         like = self._own[name]
-        own = DTYPES[self._config.precision.params]
+        own = DTYPES[self._sections.precision.params]
         target = torch.empty(like.shape, dtype=own if like.is_floating_point() else like.dtype)
         if not self._load(self._saved, name, target):
-            weights, stored = self._base if self._config.train.lora.patterns else (None, {})
+            weights, stored = self._base if self._sections.lora.patterns else (None, {})
             there = next((stored[n] for n in self._names(name) if n in stored), None)
             if weights is None or there is None:
                 raise StorageError(f"{self._checkpoint} has no {name}: it is that of another model")
@@ -185,7 +187,7 @@ class Exporter:
                 value = torch.empty(getattr(layer, part).shape, dtype=own)
                 self._load(self._saved, f"{module}.{part}", value)
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
-            if self._config.train.lora.quantize:
+            if self._sections.lora.quantize:
                 target = rounded(target)  # the adapters were trained beside these weights
             target = (wide(target) + layer.change()).to(own)
         return target
@@ -216,8 +218,8 @@ class Exporter:
     @cached_property
     def _base(self) -> tuple[StoredWeights, Mapping[str, str]]:
         """What reads the weights that the adapters belong to, and the stored name of each."""
-        start = self._config.checkpoint
-        weights = open_weights(verified(self._config.checkpoint, self._config.output_dir))
+        start = self._sections.start
+        weights = open_weights(verified(start, self._sections.output_dir))
         found = compare(self._model, weights, renames(start.init_rename), start.init_skip)
         return weights, found.stored
 
@@ -229,18 +231,18 @@ class Exporter:
             "checkpoint": WeightFiles(self._checkpoint, None).digest(),
             "base": found.base or None,
             "merged": self._merge,
-            "model": self._config.model,
+            "model": self._sections.model,
             "hpctrain": __version__,
         }
 
 
-def _skeleton(config: Config) -> nn.Module:
+def _skeleton(section: Mapping[str, Any]) -> nn.Module:
     """Return the model on the meta device, or on the CPU if it cannot be built there."""
     try:
         with torch.device("meta"):
-            return instantiate("model", config.model)  # type: ignore[no-any-return]
+            return instantiate("model", section)  # type: ignore[no-any-return]
     except Exception:  # the constructor reads a value; what is wrong with it is raised below
-        return instantiate("model", config.model)  # type: ignore[no-any-return]
+        return instantiate("model", section)  # type: ignore[no-any-return]
 
 
 def _write(path: Path, content: Any) -> None:

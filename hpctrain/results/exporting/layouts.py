@@ -39,7 +39,7 @@ _LLAMA = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class ExportedTensor:
     """A tensor of an exported file."""
 
     name: str  # its name there
@@ -47,24 +47,24 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ExportLayout:
     """How a model is written."""
 
-    pieces: list[Piece]  # the tensors, in the order of the files
+    pieces: list[ExportedTensor]  # the tensors, in the order of the files
     config: dict[str, Any] | None  # the content of config.json; None if the model has none
     kind: str  # what it is called in messages
 
 
-def layout_of(model: nn.Module, names: list[str]) -> Layout:
+def layout_of(model: nn.Module, names: list[str]) -> ExportLayout:
     """Return the layout of a model, possibly on the meta device."""
     transformers: Any = sys.modules.get("transformers")
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-        return Layout([Piece(name, name) for name in names], config, "Hugging Face")
+        return ExportLayout([ExportedTensor(name, name) for name in names], config, "Hugging Face")
     if type(model) is Transformer and _is_llama(model):
         config = _llama_config(model) | {"tie_word_embeddings": "head.weight" not in names}
-        return Layout([*_pieces(names)], config, "Llama of Hugging Face")
-    return Layout([Piece(name, name) for name in names], None, "its own names")
+        return ExportLayout([*_pieces(names)], config, "Llama of Hugging Face")
+    return ExportLayout([ExportedTensor(name, name) for name in names], None, "its own names")
 
 
 def _is_llama(model: Transformer) -> bool:
@@ -77,7 +77,7 @@ def _is_llama(model: Transformer) -> bool:
     )
 
 
-def _pieces(names: list[str]) -> Iterator[Piece]:
+def _pieces(names: list[str]) -> Iterator[ExportedTensor]:
     """Yield the tensors under the names of Hugging Face for the modules."""
     for name in names:
         module, _, key = name.rpartition(".")
@@ -85,7 +85,7 @@ def _pieces(names: list[str]) -> Iterator[Piece]:
         if name.startswith("layers."):
             _, number, module = module.split(".", 2)
             place = f"{_LLAMA['layers']}.{number}."
-        yield Piece(f"{place}{_LLAMA[module]}.{key}", name)
+        yield ExportedTensor(f"{place}{_LLAMA[module]}.{key}", name)
 
 
 def _llama_config(model: Transformer) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _llama_config(model: Transformer) -> dict[str, Any]:
 
 def peft_format(
     model: nn.Module, saved: Iterable[str], lora: LoRAConfig, base: str | None
-) -> tuple[list[Piece], dict[str, Any]]:
+) -> tuple[list[ExportedTensor], dict[str, Any]]:
     """Return how the adapters of a checkpoint are written, and the content of adapter_config.json.
 
     The model, possibly on the meta device, has its adapters, and `base` is where the other weights
@@ -140,7 +140,7 @@ def peft_format(
     }
     # What is no adapter is a buffer, such as the mean of a batch norm.
     there = {name: f"{name}.weight" if is_adapter(name) else name for name in saved}
-    return [Piece(f"base_model.model.{name}", own) for own, name in there.items()], config
+    return [ExportedTensor(f"base_model.model.{name}", own) for own, name in there.items()], config
 
 
 def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

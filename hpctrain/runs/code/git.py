@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 from collections import Counter
+from fnmatch import fnmatchcase
 from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,7 +15,16 @@ from urllib.parse import unquote, urlsplit
 from hpctrain.base.files.record import Record
 from hpctrain.base.secrets import mask, without_credentials
 from hpctrain.errors import ConfigError
-from hpctrain.runs.code import private_files
+
+# Files that hold secrets by custom: they are in no copy of the code and in no patch.
+_PRIVATE = (
+    *(".env", ".env.*", ".netrc", ".pgpass", ".git-credentials", ".pypirc", ".htpasswd"),
+    *("id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk"),
+    *("*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx"),
+)
+_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+_MAY_BE_KEYS = ("*.pem", "*.key")  # certificates, which are public, have these names as well
+_LONGEST_KEY = 65536  # bytes
 
 
 class Tree(Record, frozen=True):
@@ -75,7 +85,7 @@ class Repo:
 
     def diff(self) -> str:
         """Return the changes since the commit as a patch, without secrets; "" without a commit."""
-        without = [f":(exclude,glob)**/{name}" for name in private_files.NAMES]
+        without = [f":(exclude,glob)**/{name}" for name in _PRIVATE]
         options = ("--no-ext-diff", "--no-color", "--binary")
         try:
             changes = self._git("diff", *options, "HEAD", "--", ".", *without)
@@ -155,3 +165,17 @@ def _editable() -> list[str]:
 def _remote(line: str) -> str:
     """Return the URL in a line of `git remote -v`, without credentials."""
     return mask(without_credentials("".join(line.split()[1:2])))
+
+
+def is_private(path: Path) -> bool:
+    """Return whether a file holds secrets, by its name; a key also by its content."""
+    name = path.name
+    if name not in _TEMPLATES and any(fnmatchcase(name, pattern) for pattern in _PRIVATE):
+        return True
+    if not any(fnmatchcase(name, pattern) for pattern in _MAY_BE_KEYS):
+        return False
+    try:
+        with path.open("rb") as file:
+            return b"PRIVATE KEY" in file.read(_LONGEST_KEY)
+    except OSError:
+        return False

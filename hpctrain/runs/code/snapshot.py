@@ -7,7 +7,7 @@
 
 A working tree gives the files that git tracks, and new ones that it does not ignore. `output_dir`
 and `data.path`, new files that are large, and files that hold secrets by custom (.env, private
-keys; `hpctrain.runs.code.private_files`) are not copied. A copy has no permission that its file
+keys; `git.is_private`) are not copied. A copy has no permission that its file
 does not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
@@ -34,8 +34,7 @@ from hpctrain.base.files.disk import temporary
 from hpctrain.base.files.record import read
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.code.git import Repo, code_folders, repositories
-from hpctrain.runs.code.private_files import is_private
+from hpctrain.runs.code.git import Repo, code_folders, is_private, repositories
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"

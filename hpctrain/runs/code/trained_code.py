@@ -9,26 +9,47 @@
 A training depends on its config and on its code. The config decides the name of the run; so that a
 run which failed by an error in the code can go on with better code, the code does not. Then it is
 said what has changed. A record has only what differs from those before, and null for what is gone.
+
+The modules are those in the folders that `git.code_folders` names; installed packages and hpctrain
+are recorded by their versions. Comments, docstrings and the layout of the lines do not change what
+is trained, so they do not count.
 """
 
+import ast
+import functools
 import logging
-from collections.abc import Collection, Sequence
+import os
+import sys
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import xxhash
+
+from hpctrain.base import secrets
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read_known, written
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.config.frozen import plain, targets
-from hpctrain.config.schema import Config
-from hpctrain.runs.code import modules
-from hpctrain.runs.code.modules import Module
+from hpctrain.runs.code.git import code_folders
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
+_LARGEST = 4 << 20  # bytes of a module whose text is kept
+_NOT_USERS = ("hpctrain", "torch", "__main__")  # what is compiled is below `torch`
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+_SHOWN = 3  # files
+_NO_TREE = (SyntaxError, ValueError, RecursionError)  # no Python, or an expression of many parts
 CHOICE = (
     "name=OTHER makes another run of the same config; train.from_scratch=true keeps this directory "
     "under another name and starts at step 0"
 )
+
+
+class Module(Record, frozen=True):
+    """A module."""
+
+    file: str  # the path in the folder that Python imports it from
+    text: str  # its source, with `***` for secrets; of a compiled module, the digest of the file
 
 
 class _Imported(Record, frozen=True):
@@ -44,22 +65,30 @@ class _File(Record, frozen=True):
     records: tuple[_Imported, ...]
 
 
-def record(config: Config, run: RunDir, known: Collection[str]) -> None:
+def record(run: RunDir, called: Iterable[str], known: Collection[str]) -> None:
     """Note with which modules the last attempt trains, if they are others than before.
 
-    `known` are the names of modules that the process had when its first training began.
+    `called` are the `_target_` of its config, and `known` the names of modules that the process had
+    when its first training began.
     """
     records = _records(run.path)
-    before = _merged(records)
-    packages = {target.partition(".")[0] for target in targets(plain(config))}
-    now = modules.on_disk(before) | modules.loaded(known, packages)
-    if not modules.difference(before, now, ""):
-        return
-    changed: dict[str, Module | None] = {
-        name: module for name, module in now.items() if before.get(name) != module
-    }
-    changed |= dict.fromkeys(before.keys() - now.keys())
-    _write(run, [*records, _Imported(len(run.read().attempts), changed)])
+    packages = {target.partition(".")[0] for target in called}
+    now: dict[str, Module | None] = {**loaded(known, packages)}
+    if records:
+        now = _changed(_merged(records), now)
+    if now:
+        _write(run, [*records, _Imported(len(run.read().attempts), now)])
+
+
+def _changed(
+    before: Mapping[str, Module], imported: Mapping[str, Module | None]
+) -> dict[str, Module | None]:
+    """Return what a record must add to what was known before; nothing if the code is the same."""
+    now: dict[str, Module | None] = {**on_disk(before), **imported}
+    if not difference(before, now, ""):
+        return {}
+    changed = {name: module for name, module in now.items() if before.get(name) != module}
+    return changed | dict.fromkeys(before.keys() - now.keys())
 
 
 def inherit(parent: RunDir, run: RunDir, step: int) -> None:
@@ -73,17 +102,19 @@ def changes(run: RunDir, folders: Sequence[Path] | None = None) -> str:
     """Return in one line how the code differs from that which made the checkpoints of a run.
 
     It is "" if nothing differs, or nothing is known, or nothing of an older training would go on.
-    Modules are found as `modules.on_disk` does.
+    Modules are found as `on_disk` does.
     """
+    if not (records := _records(run.path)):
+        return ""
     content, step = run.read(), run.last_checkpoint()
     finished = content.state == "finished"
     maker = len(content.attempts) if finished else _maker(content, step)
-    known = [one for one in _records(run.path) if one.attempt <= maker]
+    known = [one for one in records if one.attempt <= maker]
     if not known or not (step or finished):
         return ""
     before, attempt = _merged(known), known[-1].attempt
     since = f"attempt {attempt}" if attempt else "the branch"
-    return modules.difference(before, modules.on_disk(before, folders), since)
+    return difference(before, on_disk(before, folders), since)
 
 
 def warn(run: RunDir) -> None:
@@ -126,3 +157,107 @@ def _merged(records: Sequence[_Imported]) -> dict[str, Module]:
     for one in records:
         found |= one.modules
     return {name: each for name, each in found.items() if each}
+
+
+def search_path() -> list[Path]:
+    """Return the folders of the user that this process imports from, in Python's order."""
+    folders = code_folders()
+    known = set(folders)
+    imports = (Path(place or ".").resolve() for place in sys.path)
+    first = [folder for folder in dict.fromkeys(imports) if folder in known]
+    # With PYTHONSAFEPATH, as in a job with a copy of the code, the working directory is no place.
+    return first + [each for each in folders if each not in first and each != Path.cwd()]
+
+
+def loaded(before: Collection[str], packages: Collection[str] = ()) -> dict[str, Module]:
+    """Return the user's modules that are imported, by name, as their files are now.
+
+    Those are left out that `sys.modules` had `before`, unless they are in one of the packages: a
+    program that trains has modules of its own.
+    """
+    folders, found = search_path(), dict[str, Module]()
+    for name, module in sorted(sys.modules.items()):
+        file, package = getattr(module, "__file__", None) or "", name.partition(".")[0]
+        if package in _NOT_USERS or (name in before and package not in packages):
+            continue
+        if any(part in file for part in _INSTALLED):
+            continue
+        path = Path(os.path.realpath(file))
+        root = next((each for each in folders if file and path.is_relative_to(each)), None)
+        if root is not None and (text := _text_of(path)) is not None:
+            found[name] = Module(str(path.relative_to(root)), text)
+    return found
+
+
+def on_disk(
+    known: Mapping[str, Module], folders: Sequence[Path] | None = None
+) -> dict[str, Module]:
+    """Return those of these modules whose files are there, as they are now.
+
+    Python looks for them in these folders, or where this process does.
+    """
+    places, found = search_path() if folders is None else folders, dict[str, Module]()
+    for name, module in known.items():
+        texts = (_text_of(place / module.file) for place in places)
+        if (text := next((each for each in texts if each is not None), None)) is not None:
+            found[name] = Module(module.file, text)
+    return found
+
+
+def difference(before: Mapping[str, Module], now: Mapping[str, Module | None], since: str) -> str:
+    """Return in one line which files differ; "" if none do.
+
+    >>> difference(before, now, "attempt 1")
+    "net.py: changed since attempt 1; helper.py: new"
+    """
+    told = [
+        (old.file if old else new.file, change)  # type: ignore[union-attr]
+        for name in sorted({*before, *now})
+        for old, new in [(before.get(name), now.get(name))]
+        if (change := _change(old, new))
+    ]
+    texts = [
+        f"{file}: {what}" + ("" if i else f" since {since}")
+        for i, (file, what) in enumerate(told[:_SHOWN])
+    ]
+    if (more := len(told) - _SHOWN) > 0:
+        texts.append(f"{more} more {'file' if more == 1 else 'files'}")
+    return secrets.mask("; ".join(texts))
+
+
+def _text_of(file: Path) -> str | None:
+    with suppress(OSError):
+        facts = file.stat()
+        return _read(file, facts.st_mtime_ns, facts.st_size)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(file: Path, mtime_ns: int, size: int) -> str:
+    """Return what is kept of a module; the file may change."""
+    content = file.read_bytes()
+    if file.suffix != ".py" or size > _LARGEST:
+        return f"xxh3_128:{xxhash.xxh3_128_hexdigest(content)}"
+    return secrets.mask(content.decode(errors="replace"))
+
+
+def _change(old: Module | None, new: Module | None) -> str:
+    """Return what has changed in a module; "" if nothing has."""
+    if old is None or new is None:
+        return "new" if old is None else "gone"
+    same = old.text == new.text or _bare(old.text) == _bare(new.text)
+    return "" if same else "changed"
+
+
+def _bare(text: str) -> str:
+    """Return a source without comments, docstrings and a layout of its own; or as it is."""
+    try:
+        tree = ast.parse(text)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                match node.body:
+                    case [ast.Expr(value=ast.Constant(value=str())), *rest]:
+                        node.body = rest or [ast.Pass()]
+        return ast.unparse(tree)
+    except _NO_TREE:
+        return text

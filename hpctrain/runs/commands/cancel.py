@@ -33,11 +33,11 @@ from hpctrain.runs.state.select import (
     select,
 )
 from hpctrain.runs.state.shared_job import has_others, runs_of
-from hpctrain.runs.state.state import UNDER_WAY, State, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, state_of
 
 
 @dataclass
-class Step:
+class _Step:
     """The action for one run."""
 
     run: Facts
@@ -78,9 +78,11 @@ def main(argv: list[str]) -> int:
             "nothing was cancelled"
         )
     now = time.time()
-    states = [(run, judge(run, now)) for run in runs]
+    states = [(run, state_of(run, now)) for run in runs]
     together = {os.path.realpath(run.path) for run in runs}
-    plan = [Step(run, state, *_action(run, state, together, options.save)) for run, state in states]
+    plan = [
+        _Step(run, state, *_action(run, state, together, options.save)) for run, state in states
+    ]
     if options.all or are_folders(options.runs):
         plan = [step for step in plan if step.state.name in UNDER_WAY]
     _carry_out(plan)
@@ -115,7 +117,7 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
     return others + [worker for each in searches for worker in workers.in_queue(each)]
 
 
-def _carry_out(plan: list[Step]) -> None:
+def _carry_out(plan: list[_Step]) -> None:
     """Write the stop requests, which stay; then call `scancel` once for each kind of action."""
     for step in plan:
         # Before anything else: if Slurm is just requeuing the job, it finds the request later.

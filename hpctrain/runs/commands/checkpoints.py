@@ -26,7 +26,7 @@ _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", 
 
 
 @dataclass(frozen=True)
-class Row:
+class _Row:
     """One checkpoint."""
 
     run: Facts
@@ -115,7 +115,7 @@ def main(argv: list[str]) -> int:
     return 1 if damaged else 0
 
 
-def look(run: Facts, *, verify: bool) -> list[Row]:
+def look(run: Facts, *, verify: bool) -> list[_Row]:
     """Return the checkpoints of a run, the newest first; to `verify` is to read all files."""
     rows = []
     best = best_step(run.path, run.record)
@@ -129,11 +129,11 @@ def look(run: Facts, *, verify: bool) -> list[Row]:
         kept = "spare" if number else "latest"
         if path.name == step_name(best):
             kept = "best" if number else "latest, best"
-        rows.append(Row(run, path, manifest, kept, problem))
+        rows.append(_Row(run, path, manifest, kept, problem))
     return rows
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[_Row]) -> None:
     if not rows:
         print("no checkpoints here")
         return

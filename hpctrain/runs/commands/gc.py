@@ -28,13 +28,13 @@ from hpctrain.base.files.disk import TEMPORARY
 from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints
+from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints, damage
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.select import add_dir, all_runs
-from hpctrain.runs.state.state import UNDER_WAY, State, judged
+from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def find(output_dir: Path) -> Iterator[Item]:
     """Yield everything that can be deleted, by kind."""
     folder = Path(os.path.abspath(output_dir))
     now = time.time()
-    found = judged(all_runs(folder))
+    found = states_of(all_runs(folder))
     runs, states = [run for run, _ in found], {run.path: state for run, state in found}
     for run in runs:
         if run.damage:
@@ -159,13 +159,7 @@ def _checkpoints(run: Facts) -> Iterator[Item]:
 
 def _is_complete(checkpoint: Path) -> bool:
     """Return whether it is healthy, and every file exists and has the size of the manifest."""
-    try:
-        found = Manifest.read(checkpoint)
-        sizes = {name: facts["bytes"] for name, facts in found.files.items()}
-        there = all((checkpoint / name).stat().st_size == size for name, size in sizes.items())
-        return found.healthy and there
-    except (StorageError, OSError):
-        return False
+    return not damage(checkpoint, digests=False) and Manifest.read(checkpoint).healthy
 
 
 def _delete(item: Item) -> str:

@@ -18,7 +18,7 @@ from hpctrain.errors import StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs
 from hpctrain.runs.state.select import add_dir, latest_run
-from hpctrain.runs.state.state import UNDER_WAY, State, judged
+from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
 _BLOCK = 1 << 16  # bytes read at a time
 _LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")
@@ -58,7 +58,7 @@ def _show(options: argparse.Namespace) -> int:
     path = latest_run(options.dir, options.run, "logs")
     if options.follow:
         return _follow(path, options)
-    ((run, state),) = judged([path])
+    ((run, state),) = states_of([path])
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
     if fault:
         _print_fault(run, state, fault, sys.stdout)
@@ -103,7 +103,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
     try:
         while True:
             if time.monotonic() - last_query >= _ASK_S:
-                ((run, state),) = judged([path])
+                ((run, state),) = states_of([path])
                 last_query = time.monotonic()
             over = state.name not in UNDER_WAY
             try:

@@ -2,8 +2,9 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Group
 from rich.text import Text
@@ -19,12 +20,6 @@ from hpctrain.tracking.pending_upload import left_behind
 
 _PROBLEMS = 3
 """The most lines about uploads and the like."""
-_COLUMNS = (
-    *("run", "swept", "state", "node", "restarts", "time", "step", "ETA"),
-    *("metric", "best"),
-)
-# What is worth the least is left out first where the terminal is narrow; --json has all of it.
-_FIRST_OUT = ("restarts", "node", "metric", "swept", "time", "step", "ETA", "best")
 _URGENT = ("failed", "lost", "damaged", "cancelled")
 _REASON = 300  # characters of a reason
 _COLOURS = {
@@ -62,6 +57,11 @@ class Row:
         return ",".join(hosts[:2]) + (f" +{more}" if more else "")
 
     @property
+    def swept(self) -> str:
+        """The values of the run that a sweep has given."""
+        return label(self.run.record.swept)
+
+    @property
     def trained_s(self) -> float | None:
         """The seconds that all attempts have taken together; None if none has begun."""
         return self.run.trained_s(self.time if self.state.name == "running" else None)
@@ -88,55 +88,86 @@ class Row:
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
 
-    def cells(self, shared: str) -> list[Cell]:
-        """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
-        done, left, took, main_metric = step(self.run), self.eta_s, self.trained_s, metric(self.run)
-        value = "{} {:.4g}".format(*main_metric) if main_metric else ""
-        found = best(self.run)
-        total = self.run.progress.max_steps
-        steps = "" if done is None else f"{done}" if total is None else f"{done}/{total}"
-        # A name or an error may be a stranger's.
-        return [
-            Cell(self.run.name, no_wrap=True),
-            Cell(label(self.run.record.swept), no_wrap=True),
-            Cell(self.state.name, style=_COLOURS.get(self.state.name, ""), no_wrap=True),
-            Cell(self.node, no_wrap=True),
-            Cell(str(self.run.restarts or "")),
-            Cell("" if took is None else duration(took), no_wrap=True),
-            Cell(steps, no_wrap=True),
-            Cell("" if left is None else duration(left), no_wrap=True),
-            Cell(value.removeprefix(shared), no_wrap=True),
-            Cell("" if found is None else f"{found[0]:.4g}", no_wrap=True),
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the row for --json."""
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric; those of the result and of evaluations count."""
         values = {
             **self.run.progress.metrics,
             **(self.run.record.result or {}),
             **self.run.evaluated,
         }
         values.pop("step", None)
-        main_metric, found = metric(self.run), best(self.run)
-        return {
-            "run": str(self.run.path),
-            "swept": self.run.record.swept,
-            "state": self.state.name,
-            "reason": self.state.reason,
-            "cause": self.run.attempt.cause,  # of the end of the last attempt
-            "job_id": self.run.job_id,
-            "nodes": self.node,
-            "restarts": self.run.restarts,
-            "step": step(self.run),
-            "max_steps": self.run.progress.max_steps,
-            "duration_s": self.trained_s,
-            "eta_s": self.eta_s,
-            "upload_problem": self.upload_problem,
-            "changed_code": self.changed_code,
-            "metric": None if main_metric is None else main_metric[0],
-            "best": None if found is None else {"value": found[0], "step": found[1]},
-            "metrics": values,
-        }
+        return values
+
+    def facts(self) -> dict[str, Any]:
+        """Return the row for --json."""
+        return {column.name: column.value(self) for column in _COLUMNS}
+
+
+class _Column(NamedTuple):
+    """One thing that `status` tells of a run, in --json and perhaps to people."""
+
+    name: str  # in --json
+    value: Callable[[Row], Any]
+    heading: str = ""  # "": only --json has it
+    shown: Callable[[Row], str] | None = None  # as its value, if it is not given
+    # The turn in which it is left out where the terminal is narrow; what is worth the least leaves
+    # first, and 0 never.
+    leaves: int = 0
+
+    def cell(self, row: Row, shared: str) -> Cell:
+        """Return its cell in a row; the metric without the name `shared`."""
+        text = self.shown(row) if self.shown else str(self.value(row) or "")
+        text = text.removeprefix(f"{shared} ") if self.name == "metric" else text
+        style = _COLOURS.get(row.state.name, "") if self.name == "state" else ""
+        return Cell(text, style, no_wrap=True)  # a name or an error may be a stranger's
+
+
+def _time(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
+
+
+def _steps(row: Row) -> str:
+    done, total = step(row.run), row.run.progress.max_steps
+    return "" if done is None else f"{done}" if total is None else f"{done}/{total}"
+
+
+def _metric(row: Row) -> str:
+    found = metric(row.run)
+    return "{} {:.4g}".format(*found) if found else ""
+
+
+def _best(row: Row) -> str:
+    found = best(row.run)
+    return "" if found is None else f"{found[0]:.4g}"
+
+
+def _best_value(row: Row) -> dict[str, float] | None:
+    found = best(row.run)
+    return None if found is None else {"value": found[0], "step": found[1]}
+
+
+# In the order in which they are shown.
+_COLUMNS = (
+    _Column("run", lambda row: str(row.run.path), "run", lambda row: row.run.name),
+    _Column("swept", lambda row: row.run.record.swept, "swept", lambda row: row.swept, 4),
+    _Column("state", lambda row: row.state.name, "state"),
+    _Column("reason", lambda row: row.state.reason),
+    _Column("cause", lambda row: row.run.attempt.cause),  # of the end of the last attempt
+    _Column("job_id", lambda row: row.run.job_id),
+    _Column("nodes", lambda row: row.node, "node", leaves=2),
+    _Column("restarts", lambda row: row.run.restarts, "restarts", leaves=1),
+    _Column("duration_s", lambda row: row.trained_s, "time", lambda row: _time(row.trained_s), 5),
+    _Column("step", lambda row: step(row.run), "step", _steps, 6),
+    _Column("max_steps", lambda row: row.run.progress.max_steps),
+    _Column("eta_s", lambda row: row.eta_s, "ETA", lambda row: _time(row.eta_s), 7),
+    _Column("upload_problem", lambda row: row.upload_problem),
+    _Column("changed_code", lambda row: row.changed_code),
+    _Column("metric", lambda row: (metric(row.run) or (None,))[0], "metric", _metric, 3),
+    _Column("best", _best_value, "best", _best, 8),
+    _Column("metrics", lambda row: row.metrics),
+)
+_SHOWN = [column for column in _COLUMNS if column.heading]
 
 
 def table(rows: list[Row], where: str, width: int, most: int) -> Group:
@@ -160,11 +191,14 @@ def table(rows: list[Row], where: str, width: int, most: int) -> Group:
     # A metric that all runs share is named once, in the head.
     names = {found[0] for row in shown if (found := metric(row.run)) is not None}
     shared = names.pop() if len(names) == 1 else ""
-    titles = ["last" if shared and title == "metric" else title for title in _COLUMNS]
-    drawn = Table(*titles, first_out=[*map(_COLUMNS.index, _FIRST_OUT)])
+    titles = [each.heading for each in _SHOWN]
+    if shared:
+        titles[titles.index("metric")] = "last"
+    leaving = sorted((each.leaves, n) for n, each in enumerate(_SHOWN) if each.leaves)
+    drawn = Table(*titles, first_out=[n for _, n in leaving])
     for row in shown:
-        drawn.add_row(*row.cells(f"{shared} "))
-    told = _reasons(shown, swept=_COLUMNS.index("swept") not in drawn.shown(width))
+        drawn.add_row(*(each.cell(row, shared) for each in _SHOWN))
+    told = _reasons(shown, swept=titles.index("swept") not in drawn.shown(width))
     lines = [*told, *problems(shown)]
     ends = (f": {summary}" if summary else "") + (f"; metric: {shared}" if shared else "")
     head = Cell(f"{len(rows)} {noun}{where}, {clock}{ends}")
@@ -185,7 +219,7 @@ def _reasons(rows: list[Row], *, swept: bool) -> list[Text]:
     """Return a line for each run with a reason, the urgent first; others alike share a line."""
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in sorted(rows, key=lambda row: row.state.name not in _URGENT):
-        values = label(row.run.record.swept) if swept else ""
+        values = row.swept if swept else ""
         if text := "; ".join(filter(None, (row.state.reason, values))):
             own = row.run.name if row.state.name in _URGENT else ""
             alike.setdefault((row.state.name, text, own), []).append(row)

@@ -10,7 +10,7 @@ from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Console, print_json
 from hpctrain.runs.commands.run_table import Row, problems, table
 from hpctrain.runs.state.select import add_arguments, is_search, one_sweep, select
-from hpctrain.runs.state.state import STATES, UNDER_WAY, judged
+from hpctrain.runs.state.state import STATES, UNDER_WAY, states_of
 
 _ROWS, _TRIALS = 40, 20
 
@@ -53,7 +53,7 @@ def _show(options: argparse.Namespace) -> bool:
     """Print how the runs are; return whether one is under way."""
     console = Console()
     paths = select(options.dir, options.runs, archived=options.all, several=True)
-    rows = [Row(run, state, time.time()) for run, state in judged(paths)]
+    rows = [Row(run, state, time.time()) for run, state in states_of(paths)]
     sweep = one_sweep(options.dir, options.runs)
     search = None
     if sweep is not None and is_search(sweep):

@@ -17,12 +17,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from hpctrain.base.files.disk import is_own, open_regular
-from hpctrain.base.names.run_record import Attempt, Hang, Progress, RunRecord, Submission
-from hpctrain.cluster.restarts import policy
+from hpctrain.base.names.run_record import AttemptRecord, Hang, Progress, RunRecord, Submission
 from hpctrain.cluster.slurm.queue import Ended, Job, ended, queue_of
 from hpctrain.errors import DamageError, LaunchError
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import stop_request
+from hpctrain.runs.state import stop_request, verdict
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.tracking import recorded
@@ -69,8 +68,8 @@ class Facts:
         if not facts.is_final:
             facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
-        if policy.restarts(facts.record, 0):  # else no checkpoint is looked at
-            facts.restarted = policy.restarts(facts.record, RunDir(path).last_checkpoint())
+        if verdict.restarts(facts.record, 0):  # else no checkpoint is looked at
+            facts.restarted = verdict.restarts(facts.record, RunDir(path).last_checkpoint())
         submission = facts.submission
         facts.chain = _array_ids(submission.script) if submission else ()
         facts.unanswered = submission is not None and not facts.chain
@@ -123,7 +122,7 @@ class Facts:
         return self.record.submission
 
     @property
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptRecord:
         """The last attempt; an empty one when none has begun."""
         return self.record.attempt
 

@@ -76,24 +76,26 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         yield
     except BaseException as error:
         epochs.end_if_over(run, key)
-        text = described(error)
-        asked = isinstance(error, KeyboardInterrupt | SystemExit)
-        cause, host = CODE if asked else cause_of(error), socket.gethostname()
-        if cause in (GPU_FAULT, LOST_MOUNT):
-            text = f"{cause} on {host}: {one_line(text)}"
-        follows = cause is ANOTHER_RANK
-        if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
-            log.error("the error of this rank follows from this: %s", said)
-        elif follows and isinstance(error, JoinError):  # nobody has left a group that never was
-            cause, follows = CODE, False
-        if run.is_dir() and not follows and read(run, key) is None:
-            at = frames.place(frames.of_error(error))
-            failure = Failure(
-                *key, error=text, time=time.time(), cause=cause.name, host=host, frame=at
-            )
-            with suppress(OSError):
-                failure.put(run)
+        _record(run, key, error)
         raise
+
+
+def _record(run: Path, key: AttemptKey, error: BaseException) -> None:
+    text = described(error)
+    asked = isinstance(error, KeyboardInterrupt | SystemExit)
+    cause, host = CODE if asked else cause_of(error), socket.gethostname()
+    if cause in (GPU_FAULT, LOST_MOUNT):
+        text = f"{cause} on {host}: {one_line(text)}"
+    follows = cause is ANOTHER_RANK
+    if follows and run.is_dir() and (said := _wait_for_cause(run, key)):
+        log.error("the error of this rank follows from this: %s", said)
+    elif follows and isinstance(error, JoinError):  # nobody has left a group that never was
+        cause, follows = CODE, False
+    if run.is_dir() and not follows and read(run, key) is None:
+        at = frames.place(frames.of_error(error))
+        failure = Failure(*key, error=text, time=time.time(), cause=cause.name, host=host, frame=at)
+        with suppress(OSError):
+            failure.put(run)
 
 
 def cause(run: Path, key: AttemptKey) -> str | None:

@@ -1,4 +1,4 @@
-"""Determine the state of a run, for the user, from the facts. `judge` reads no files.
+"""Determine the state of a run, for the user, from the facts. `state_of` reads no files.
 
     created      frozen, but never submitted or started
     queued       in the queue of Slurm, not started yet
@@ -51,9 +51,9 @@ class State:
     reason: str = ""
 
 
-def judge(run: Facts, now: float) -> State:
+def state_of(run: Facts, now: float) -> State:
     """Return the state of a run at the time `now`, in seconds since the epoch."""
-    state = _judge(run, now)
+    state = _state(run, now)
     spent = run.restarted if state.name in ("running", "requeued", "interrupted") else ""
     hang = run.hang if state.name not in ("requeued", "queued") else None
     # The other ranks' errors only follow from it, and so do they stand behind it.
@@ -63,13 +63,13 @@ def judge(run: Facts, now: float) -> State:
     return replace(state, reason="; ".join(filter(None, said)))
 
 
-def judged(paths: Iterable[Path]) -> list[tuple[Facts, State]]:
+def states_of(paths: Iterable[Path]) -> list[tuple[Facts, State]]:
     """Gather the facts about runs, and return each run with its state now."""
     runs, now = gather(paths), time.time()
-    return [(run, judge(run, now)) for run in runs]
+    return [(run, state_of(run, now)) for run in runs]
 
 
-def _judge(run: Facts, now: float) -> State:
+def _state(run: Facts, now: float) -> State:
     if run.damage:
         return State("damaged", run.damage)
     if run.recorded_state == "finished":
@@ -89,7 +89,7 @@ def ended_for_good(paths: list[Path]) -> dict[Path, tuple[str, str]]:
     A run without a job is left out: its process may be alive on another host.
     """
     found = {}
-    for run, state in judged(paths):
+    for run, state in states_of(paths):
         if run.held or not (run.scheduler or run.ended):
             continue
         if state.name in ("failed", "lost", "cancelled", "interrupted", "paused"):

@@ -27,11 +27,11 @@ from hpctrain.base.files.record import Time, read_known
 from hpctrain.base.names.run_record import Hang
 from hpctrain.base.secrets import mask
 from hpctrain.tracking import samples
-from hpctrain.tracking.alerts.settings import Settings
+from hpctrain.tracking.alerts.settings import AlertSettings
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.page.links import known_pages
+from hpctrain.tracking.page.links import pages_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Alerts:
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.time) -> None:
         self._run_dir, self._clock = run_dir, clock
-        self._settings = Settings.get(run_dir, own=True)
+        self._settings = AlertSettings.get(run_dir, own=True)
         self._position = 0
         self._attempt, self._step = 0, 0
         self._began, self._last = 0.0, 0.0
@@ -116,7 +116,7 @@ class Alerts:
             self._note(told)
             log.warning("the webhook did not take the message that the run %s: %s", event, problem)
 
-    def _send(self, settings: Settings, event: str, reason: str) -> str:
+    def _send(self, settings: AlertSettings, event: str, reason: str) -> str:
         url = os.environ.get(settings.variable)
         if not url:
             return f"{settings.variable} is not set here"
@@ -128,7 +128,7 @@ class Alerts:
             "stalled": "is stalled",
         }
         title = f"{name} {said.get(event, f'has {event}')}"
-        pages = known_pages(self._run_dir)
+        pages = pages_of(self._run_dir)
         page = pages[0] if pages and "127.0.0.1" not in pages[0] else ""
         text = mask(
             "\n".join(filter(None, (reason, f"step {self._step}", str(self._run_dir), page)))

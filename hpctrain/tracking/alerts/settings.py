@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from hpctrain.base.files.mailbox import Message
 
 
-class Settings(Message, frozen=True):
+class AlertSettings(Message, frozen=True):
     """What is told, and where."""
 
     BOX = "journal/notify.json"

@@ -5,9 +5,11 @@ address it shows the training runs, and a run among them; a tag of the experimen
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.base.secrets import mask
+from hpctrain.errors import TrackingError
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import is_server
 
@@ -25,21 +27,22 @@ def run_page(uri: str, experiment_id: str, run_id: str) -> str:
     return f"{_root(uri)}/#/experiments/{experiment_id}/runs/{run_id}{_WORKFLOW}"
 
 
-def known_pages(run_dir: Path) -> tuple[str, str] | None:
+def pages_of(run_dir: Path) -> tuple[str, ...]:
     """Return the pages of a run and of its experiment, from what its uploader has noted.
 
-    It is None while nothing of the run is in MLflow, or if it is now meant for another store.
+    There are none while nothing of the run is in MLflow, or if it is now meant for another store.
     """
     note = Uploaded.read(run_dir)
     if note is None:
-        return None
+        return ()
     ids = note.experiment_id, note.run_id
     if not all(re.fullmatch(r"\w{1,64}", each) for each in ids):
-        return None  # a file of somebody else could hold anything
-    meta = Meta.read(run_dir)
-    if (note.uri, note.uid) != (meta.uri, meta.uid):
-        return None
-    return run_page(note.uri, *ids), experiment_page(note.uri, note.experiment_id)
+        return ()  # a file of somebody else could hold anything
+    with suppress(TrackingError):
+        meta = Meta.read(run_dir)
+        if (note.uri, note.uid) == (meta.uri, meta.uid):
+            return run_page(note.uri, *ids), experiment_page(note.uri, note.experiment_id)
+    return ()
 
 
 def _root(uri: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.processes.child import Process
-from hpctrain.tracking.journal import Record, journal_path, read, read_all
+from hpctrain.tracking.journal import JournalRecord, journal_path, read, read_all
 from hpctrain.tracking.uploading.mlrun import Point
 
 
@@ -55,7 +55,7 @@ class JournalFacts:
                 return end
             self._scanned = end
 
-    def points(self, record: Record) -> list[Point]:
+    def points(self, record: JournalRecord) -> list[Point]:
         """Return the points of a record of metrics; none if it is superseded.
 
         A value that was logged before at its step has the time of then, so that MLflow recognizes
@@ -70,7 +70,7 @@ class JournalFacts:
             for key, value in record.body["metrics"].items()
         ]
 
-    def tags(self, record: Record) -> dict[str, str]:
+    def tags(self, record: JournalRecord) -> dict[str, str]:
         """Return the tags for a record."""
         body = record.body
         match body["kind"]:

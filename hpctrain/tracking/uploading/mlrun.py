@@ -20,7 +20,7 @@ from hpctrain.base.names.metric_names import better
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.page.mlflow_names import clean_key
+from hpctrain.tracking.store import clean_key
 from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)

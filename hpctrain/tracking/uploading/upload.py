@@ -15,7 +15,7 @@ from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.names.run_record import Progress
 from hpctrain.errors import DamageError
 from hpctrain.tracking.final_status import UNRECORDED
-from hpctrain.tracking.journal import Record, journal_path, read, read_all
+from hpctrain.tracking.journal import JournalRecord, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.uploading.beside_journal import SystemMetrics
@@ -173,7 +173,7 @@ class Upload:
         path = self.run_dir.absolute().parent / f".{self._meta.parent_uid}.lock"
         return file_lock(path, lambda: self._pause(0.2))
 
-    def _log_other(self, run: MlflowRun, record: Record) -> None:
+    def _log_other(self, run: MlflowRun, record: JournalRecord) -> None:
         body = record.body
         if body["kind"] == "params":
             run.log_params(body["params"], record.end)

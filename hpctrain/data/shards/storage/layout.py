@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what most shards do not need is imported where it is made
 _INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
 
-class Layout:
+class ShardLayout:
     """The datasets of a shard, named FIELD, or FIELD/offsets and FIELD/values.
 
     `offsets` has the byte offset of each that can be mapped, `rows` the readers of the others, and

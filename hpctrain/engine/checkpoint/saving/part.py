@@ -57,7 +57,7 @@ class Planned(FileSystemWriter):
 
 
 @dataclass(frozen=True)
-class Job:
+class RankPart:
     """The part of a rank: what it writes, and into which folder.
 
     `token` is of this save alone. A process that an attempt before has left may still write into a
@@ -86,7 +86,7 @@ class Job:
             return reason(error, self.folder)
         return ""
 
-    def staged(self) -> tuple["Job", list[torch.Tensor]]:
+    def staged(self) -> tuple["RankPart", list[torch.Tensor]]:
         """Return the job as the writer gets it, and the tensors, which it finds in its memory."""
         values: dict[MetadataIndex, Any] = {}
         tensors: dict[MetadataIndex, torch.Tensor] = {}

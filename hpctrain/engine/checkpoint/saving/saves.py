@@ -34,7 +34,7 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.checkpoint.metadata_file import METADATA
 from hpctrain.engine.checkpoint.saving import part
 from hpctrain.engine.checkpoint.saving.committed import Committed
-from hpctrain.engine.checkpoint.saving.part import Job, Planned, reason
+from hpctrain.engine.checkpoint.saving.part import Planned, RankPart, reason
 from hpctrain.engine.checkpoint.saving.writer import Writer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.copied import Copied
@@ -60,7 +60,7 @@ class Save:
     manifest: Manifest
     best: int
     planned: Planned
-    job: Job
+    job: RankPart
     again: Callable[[], str]  # writes this rank's part, and returns why it has failed
     error: str | None = None  # why this rank has failed, "" if not; None while its writer writes
     complete: Future[None] | None = None  # on rank 0: makes all of it but its name
@@ -139,7 +139,7 @@ class Saves:
                 self._plan, self._planned = plan, planned
         except (OSError, dcp.api.CheckpointException) as error:
             raise self._unwritten(about.step, reason(error, temporary)) from error
-        job = Job(temporary, self._ranks.rank, known[0][0], self._planned.plan, planner)
+        job = RankPart(temporary, self._ranks.rank, known[0][0], self._planned.plan, planner)
         save = Save(about, best, self._planned, job, job.write)
         if stage and self.writer is not None and (again := self.writer.stage(job)):
             save.again = again

@@ -21,7 +21,7 @@ from hpctrain.base.forks import die_with
 from hpctrain.base.processes import child
 from hpctrain.base.processes.child import Child
 from hpctrain.base.units import readable
-from hpctrain.engine.checkpoint.saving.part import Job, Staged
+from hpctrain.engine.checkpoint.saving.part import RankPart, Staged
 from hpctrain.engine.checkpoint.saving.shared_memory import SharedMemory, end_of
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Writer:
         module = "hpctrain.engine.checkpoint.saving.writer"
         self.process = Child(module, *known, cwd=self._cwd, **variables)
 
-    def stage(self, job: Job) -> Callable[[], str] | None:
+    def stage(self, job: RankPart) -> Callable[[], str] | None:
         """Copy what a job writes, and let the process write it.
 
         Returns what writes it once more in this process, after the writer has failed; None if it

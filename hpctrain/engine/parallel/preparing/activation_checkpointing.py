@@ -18,7 +18,7 @@ from torch.utils.checkpoint import (
 )
 
 from hpctrain.data.generators import same_again
-from hpctrain.engine.layers.dry_run import Buffers, stored_buffers
+from hpctrain.engine.layers.dry_run import BufferValues, stored_buffers
 from hpctrain.engine.parallel.second_gradients import in_backward
 
 _ops = torch.ops.aten
@@ -71,7 +71,7 @@ def _once(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: A
     # computed again by `checkpoint`. It knows no contexts of ours.
     if torch.compiler.is_compiling() or not in_backward():
         return forward(*args, **kwargs)
-    buffers = Buffers(block, stored=True)
+    buffers = BufferValues(block, stored=True)
     # Selective checkpointing refuses operations that the first pass has not made.
     with _disable_current_modes():
         buffers.keep()

@@ -35,14 +35,14 @@ Future = torch.futures.Future[torch.Tensor]
 _BLOCK = 256  # elements that int8 quantizes with one scale
 
 
-def compression(config: CompressionConfig, module: nn.Module) -> "Compression":
+def compression(config: CompressionConfig, module: nn.Module) -> "GradientCompression":
     """Return the compression that the config names; `module` is the model without DDP."""
     kinds: dict[str, Any] = {"powersgd": PowerSGD, "topk": TopK, "int8": Int8}
-    made: Compression = kinds[config.kind](config, module.named_parameters())
+    made: GradientCompression = kinds[config.kind](config, module.named_parameters())
     return made
 
 
-class Compression(ABC):
+class GradientCompression(ABC):
     """A communication hook of DDP; `reduce` is called with each bucket in the same order."""
 
     def __init__(
@@ -95,7 +95,7 @@ class Compression(ABC):
         self.errors.update(zip(named, errors.split(_sizes(named.values())), strict=True))
 
 
-class TopK(Compression):
+class TopK(GradientCompression):
     """The largest elements of each parameter, with error feedback.
 
     Stich et al., "Sparsified SGD with Memory" (2018); Lin et al., "Deep Gradient Compression"
@@ -124,7 +124,7 @@ class TopK(Compression):
         return _gather(bucket, torch.cat([values.view(torch.int32), places.int()]), mean)
 
 
-class Int8(Compression):
+class Int8(GradientCompression):
     """Integers of 8 bits with a scale for each 256 elements, without error feedback.
 
     Each rank adds up one part of the elements and sends the mean in 8 bits, too: the quantized
@@ -152,7 +152,7 @@ class Int8(Compression):
         return _gather(bucket, _quantized(own.mean(0)).flatten(), result)
 
 
-class PowerSGD(Compression):
+class PowerSGD(GradientCompression):
     """Two narrow matrices P and Q, whose product is near the mean gradient, with error feedback.
 
     Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression" (2019). Each step is one of a

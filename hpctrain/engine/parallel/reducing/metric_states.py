@@ -22,7 +22,7 @@ from hpctrain.engine.tasks.task import Task
 from hpctrain.errors import ConfigError
 
 
-class Measured:
+class MeasuredTask:
     """One evaluation by the `metrics` of a task, in which its `task` stands for the task itself.
 
     Without metrics it does nothing.

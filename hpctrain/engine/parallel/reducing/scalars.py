@@ -1,21 +1,44 @@
-"""The few numbers of a step, such as sums, counts and flags: one float64 tensor on the device.
+"""The few numbers of a step, such as sums, counts and flags.
 
-The host never waits for it. What the host knows goes to a GPU through pinned memory:
-`torch.tensor(floats, device="cuda")` and `new_tensor` would wait until the GPU has done everything
-that was queued before.
+On a GPU they are one float64 tensor, for which the host never waits. What the host knows goes to a
+GPU through pinned memory: `torch.tensor(floats, device="cuda")` and `new_tensor` would wait until
+the GPU has done everything that was queued before. On a CPU they are floats, because an operation
+of torch takes as long as a hundred of Python's; they become a tensor where they are reduced.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 
 from hpctrain.engine.tasks.task import Sums
 
+Number = float | torch.Tensor  # a tensor of shape ()
+Numbers = list[float] | torch.Tensor  # a float64 tensor of shape (n,)
 
-def flat(sums: Sums) -> torch.Tensor:
+
+def together(numbers: Sequence[Number]) -> Numbers:
+    """Return numbers that are all of one device, in float64: floats on a CPU."""
+    first = numbers[0]
+    if isinstance(first, float) or first.is_cpu:
+        return [x if isinstance(x, float) else float(x.item()) for x in numbers]
+    return torch.stack([x.detach().double() for x in cast(Sequence[torch.Tensor], numbers)])
+
+
+def flat(sums: Sums) -> Numbers:
     """Return the sums and counts of a task: a sum and a count for each name."""
-    values = [value for pair in sums.values() for value in pair]
-    return torch.stack([value.detach().double() for value in values])
+    return together([value for pair in sums.values() for value in pair])
+
+
+def added(parts: Sequence[Numbers]) -> Numbers:
+    """Return the sums of the numbers of each part, one after the other."""
+    total = parts[0]
+    for part in parts[1:]:
+        if isinstance(total, torch.Tensor):
+            total = total + cast(torch.Tensor, part)
+        else:
+            total = [a + b for a, b in zip(total, cast(list[float], part), strict=True)]
+    return total
 
 
 def on_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
@@ -24,13 +47,24 @@ def on_device(values: Sequence[float], device: torch.device) -> torch.Tensor:
     return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
 
 
-def joined(first: torch.Tensor, second: Sequence[float]) -> torch.Tensor:
+def tensor_of(numbers: Numbers) -> torch.Tensor:
+    """Return the numbers as a tensor on their device."""
+    if isinstance(numbers, torch.Tensor):
+        return numbers
+    return torch.tensor(numbers, dtype=torch.float64)
+
+
+def joined(first: Numbers, second: Sequence[float]) -> torch.Tensor:
     """Return the numbers of `first`, followed by those of `second`; it is a new tensor."""
-    return torch.cat([first, on_device(second, first.device)])
+    if isinstance(first, torch.Tensor):
+        return torch.cat([first, on_device(second, first.device)])
+    return torch.tensor([*first, *second], dtype=torch.float64)
 
 
 def divisor(count: torch.Tensor) -> torch.Tensor:
     """Return a count as the divisor of its sum: 1 where nothing counts, which is no update."""
+    if count.is_cpu and count.item():
+        return count
     return torch.where(count == 0, 1.0, count)
 
 

@@ -39,6 +39,7 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task
@@ -79,7 +80,7 @@ class FSDPModel(ParallelModel):
         self.unused, self._unused, self._average = unused, unused, unused.average
         self._whole, self._averages = bool(whole), False
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
         self._average()

@@ -7,7 +7,6 @@ The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipe
 others, which change how gradients are reduced.
 """
 
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -27,7 +26,7 @@ from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
 from hpctrain.engine.parallel.preparing.parameter_settings import Setting
 from hpctrain.engine.parallel.reducing.expert_loads import Loads
-from hpctrain.engine.parallel.reducing.scalars import flat
+from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.tasks.task import Task, checked
 from hpctrain.errors import ConfigError
@@ -70,13 +69,13 @@ class ParallelModel:
         self.unused: Unused | None = None
         self._loss = loss_parallel if divided_loss else nullcontext
 
-    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
+    def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks.
 
         The batch has tensors on the device: a rank has the rows of `mesh.weight` shares. Returns
         the names of the task's sums, and for each of them this rank's sum and count.
         """
-        rows = len(batch["mask"]) // self.mesh.weight  # all ranks divide by the same number
+        rows = batch["mask"].shape[0] // self.mesh.weight  # all ranks divide by the same number
         self.loads.start()
         parts = []
         for micro, last in split(wide_batch(batch), self.accumulate):
@@ -90,28 +89,37 @@ class ParallelModel:
             parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return list(sums), self._counted(functools.reduce(torch.add, parts))
+        return list(sums), self._counted(added(parts))
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
-        """Return the names and sums of a forward pass, as `forward_backward` does."""
+        """Return the names and sums of a forward pass, as a tensor on the device."""
         with torch.no_grad(), self._loss(), self.precision.forward():
             sums = checked(task(self.module, wide_batch(batch)))
-        return list(sums), self._counted(flat(sums))
+        return list(sums), tensor_of(self._counted(flat(sums)))
 
     def aside(self) -> AbstractContextManager[object]:
         """Return a context whose evaluations leave nothing that later passes depend on."""
         return nullcontext()
 
-    def scale_gradients(self, factor: torch.Tensor, clip_norm: float | None) -> torch.Tensor:
+    def scale_gradients(self, factor: Number, clip_norm: float | None) -> Number:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 
-        Returns the norm before clipping, the same on all ranks.
+        Returns the norm before clipping, the same on all ranks: a float on a CPU.
         """
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = factor * _global_norm(gradients, self.mesh)
+        gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
+        own, total = [local(g) for g in gradients], _global_norm(gradients, self.mesh)
+        if not isinstance(factor, torch.Tensor) or factor.is_cpu:
+            # As below, to the last bit: torch divides a number by a tensor so.
+            value = float(factor)
+            length = value * total.item()
+            if clip_norm is not None:
+                value *= min(1 / (length + 1e-6) * clip_norm, 1.0)
+            if own:
+                torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
+            return length
+        norm = factor * total
         if clip_norm is not None:
             factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        own = [local(g) for g in gradients]
         for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
             same = [g for g in own if g.device == device]
             here = factor.to(device, same[0].dtype.to_real())
@@ -172,9 +180,13 @@ class ParallelModel:
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Continue with what `state_dict` of the same rank returned, on any device."""
 
-    def _counted(self, values: torch.Tensor) -> torch.Tensor:
+    def _counted(self, values: Numbers) -> Numbers:
         """Return the sums of this rank; zeros if another rank has the same ones."""
-        return values if self.mesh.is_counted else torch.zeros_like(values)
+        if self.mesh.is_counted:
+            return values
+        if isinstance(values, torch.Tensor):
+            return torch.zeros_like(values)
+        return [0.0] * len(values)
 
     def _reduced(self, last: bool) -> AbstractContextManager[object]:
         """Return the context of one micro-batch, which decides whether gradients are reduced."""

@@ -37,7 +37,14 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.expert_loads import Loads
-from hpctrain.engine.parallel.reducing.scalars import flat, joined, on_device
+from hpctrain.engine.parallel.reducing.scalars import (
+    Numbers,
+    added,
+    flat,
+    joined,
+    on_device,
+    tensor_of,
+)
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import SplitTask, Task, checked, name_of
@@ -166,7 +173,7 @@ class PipelineModel(ParallelModel):
             names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
             self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
-            return names, functools.reduce(torch.add, work.sums.values())
+            return names, tensor_of(added([*work.sums.values()]))
         return names, on_device([0.0] * 2 * len(names), batch["mask"].device)
 
     def _schedule(self, inputs: tuple[torch.Tensor, ...], train: bool, parts: int) -> Any:
@@ -220,7 +227,7 @@ class _Work:
     micros: list[Batch]
     factor: float
     names: list[str] = field(default_factory=list)
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
+    sums: dict[int, Numbers] = field(default_factory=dict)
 
 
 def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kwargs: Any) -> Any:

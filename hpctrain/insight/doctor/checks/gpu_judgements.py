@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 from rich.filesize import decimal
 
-from hpctrain.insight.doctor.finding import Finding, Verdict
+from hpctrain.insight.doctor.finding import Finding, Result
 from hpctrain.insight.monitor.cgroup import cpu_list
 
 _DEVICES = Path("/sys/bus/pci/devices")
@@ -23,7 +23,7 @@ _RESERVED, _PART_RESERVED = 2**30, 0.02
 _LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 _FEWEST_LANES = 0.45  # boards for several GPUs give each 8 of 16 lanes by design
 
-_Judged = tuple[Verdict, str]  # what was found
+_Judged = tuple[Result, str]  # what was found
 
 
 class Check(NamedTuple):
@@ -35,12 +35,12 @@ class Check(NamedTuple):
 
     def finding(self, check: str, *values: object) -> Finding:
         """Return what the values of a reading mean."""
-        verdict, found = self.judge(*values)
-        bad = verdict in ("warn", "fail")
-        return Finding(check, verdict, found, cure=self.cure if bad else "")
+        result, found = self.judge(*values)
+        bad = result in ("warn", "fail")
+        return Finding(check, result, found, cure=self.cure if bad else "")
 
 
-def _verdict(fails: bool, warns: bool) -> Verdict:
+def _result(fails: bool, warns: bool) -> Result:
     return "fail" if fails else "warn" if warns else "pass"
 
 
@@ -52,12 +52,12 @@ def _ecc(corrected: int | None, uncorrected: int | None, usual: bool = True) -> 
     if corrected is None or uncorrected is None:
         return ("warn", "is off") if usual else ("pass", "is off, as usual for this card")
     found = f"{uncorrected:,} uncorrected, {corrected:,} corrected errors"
-    return _verdict(uncorrected > 0, corrected >= _MANY_CORRECTED), found
+    return _result(uncorrected > 0, corrected >= _MANY_CORRECTED), found
 
 
 def _retired(found: str, waits: bool, failed: bool) -> _Judged:
     more = "; no more can be" if failed else "; one waits for a reset" * waits
-    return _verdict(failed, waits), found + more
+    return _result(failed, waits), found + more
 
 
 def pcie_bandwidth(generation: int, width: int) -> float:
@@ -74,7 +74,7 @@ def _pcie(now: tuple[int, int], best: tuple[int, int]) -> _Judged:
     """
     has, could = pcie_bandwidth(best[0], now[1]), pcie_bandwidth(*best)
     found = f"Gen{now[0]} x{now[1]}, up to Gen{best[0]} x{now[1]} = {has:.0f} of {could:.0f} GB/s"
-    return _verdict(False, has < _FEWEST_LANES * could), found
+    return _result(False, has < _FEWEST_LANES * could), found
 
 
 def _numa(bus_id: str) -> _Judged:
@@ -89,7 +89,7 @@ def _numa(bus_id: str) -> _Judged:
     except (OSError, ValueError):
         return "unknown", "the kernel does not tell which cores are near"
     near = len(cpus & local)
-    return _verdict(False, not near and bool(local)), f"{near} of {len(cpus)} CPUs are near"
+    return _result(False, not near and bool(local)), f"{near} of {len(cpus)} CPUs are near"
 
 
 def reserved(size: int) -> float:
@@ -114,7 +114,7 @@ def _processes(memory: Mapping[int, int], used: int, size: int) -> _Judged:
         return "pass", "none"
     who = f"processes {', '.join(others)}" if others else "no process that is seen here"
     found = f"{decimal(taken)} of {decimal(size)} are in use, by {who}"
-    return _verdict(2 * taken > size, True), found
+    return _result(2 * taken > size, True), found
 
 
 def _owner(pid: int) -> str | None:
@@ -153,7 +153,7 @@ CHECKS = {
     ),
     "throttling": Check(
         "slowdowns",
-        lambda hard, soft: (_verdict(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
+        lambda hard, soft: (_result(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
         f"{_ASK} look at cooling and power of the node.",
     ),
     OTHERS: Check(

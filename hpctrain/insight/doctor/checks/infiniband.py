@@ -8,9 +8,9 @@ import ctypes
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.files.disk import text_of
 from hpctrain.insight.doctor.finding import Finding, judged, unknown
 
 _FOLDER = Path("/sys/class/infiniband")
@@ -22,23 +22,13 @@ def _ports(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/ports/*"))
 
 
-def _name(port: Path) -> str:
-    return f"{port.parents[1].name}/{port.name}"
-
-
-def _text(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text().strip()
-    return ""
-
-
 def _is_active(port: Path) -> bool:
-    return "ACTIVE" in _text(port / "state")
+    return "ACTIVE" in text_of(port / "state")
 
 
 def rates(folder: Path = _FOLDER) -> str:
     """Return the rates of the active ports, which are the same on all nodes: `4 x 400 Gb/sec`."""
-    counted = Counter(_text(port / "rate") for port in _ports(folder) if _is_active(port))
+    counted = Counter(text_of(port / "rate").strip() for port in _ports(folder) if _is_active(port))
     return ", ".join(f"{count} x {rate}" for rate, count in sorted(counted.items())) or "none"
 
 
@@ -77,11 +67,8 @@ def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
             "InfiniBand", f"no adapter in {folder}: there is none, or the container hides it"
         )
         return
-    down = [
-        f"{_name(port)} ({_text(port / 'state') or 'unknown'})"
-        for port in ports
-        if not _is_active(port)
-    ]
+    states = {f"{each.parents[1].name}/{each.name}": text_of(each / "state") for each in ports}
+    down = [f"{n} ({s.strip() or 'unknown'})" for n, s in states.items() if "ACTIVE" not in s]
     found = f"{len(ports) - len(down)} of {len(ports)} ports are active; not {', '.join(down)}"
     found = found if down else f"active: {rates(folder)}"
     yield judged("InfiniBand", not down, found, "active ports, if they have cables", _CURE)

@@ -4,13 +4,13 @@ import ipaddress
 import os
 import socket
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.files.disk import text_of
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import DistributedError
-from hpctrain.insight.doctor.finding import Finding, Verdict, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, good, judged
 
 _NET = Path("/sys/class/net")
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -28,8 +28,8 @@ def host_name(ranks: RankInfo) -> Finding:
         cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
         found = f"no address for {', '.join(lost[:5])}"
         stops = ranks.num_nodes > 1 and not {own, ranks.master_addr}.isdisjoint(lost)
-        verdict: Verdict = "fail" if stops else "warn"
-        return Finding("host names", verdict, found, "an address for each node", cure)
+        result: Result = "fail" if stops else "warn"
+        return Finding("host names", result, found, "an address for each node", cure)
     addresses = sorted(_addresses(own))
     loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
     return judged(
@@ -58,7 +58,7 @@ def interface(
     of NCCL matters if the job uses NCCL.
     """
     there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
-    up = [name for name in there if _is_up(net / name)]
+    up = [name for name in there if text_of(net / name / "operstate").strip() != "down"]
     asked = {name: env.get(name) or chosen for name in _VARIABLES[not nccl :]}
     for variable, text in asked.items():
         if not text or text[0] == "^":  # NCCL's word for all but these
@@ -80,12 +80,6 @@ def interface(
     yield good(
         "network interfaces", named or f"the choice is left to NCCL and gloo: {', '.join(up)}"
     )
-
-
-def _is_up(path: Path) -> bool:
-    with suppress(OSError):
-        return (path / "operstate").read_text().strip() != "down"
-    return True
 
 
 def port(host: str, number: int, only_here: bool) -> Finding:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.filesize import decimal
 
 from hpctrain.base.units import GIB, MIB
-from hpctrain.insight.doctor.finding import Finding, Verdict, bounded, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
 # and NCCL's guide advises 1 GiB, as the notes of HugeCTR and TensorRT-LLM quote it
@@ -33,7 +33,7 @@ def cpus(count: int, real: int, asked: int) -> Finding:
         "gives each rank its own."
     )
     found, expected = f"{count} CPUs, {real} cores", f"{asked} (launch.cpus_per_task)"
-    otherwise: Verdict = "fail" if 2 * count <= asked else "warn"
+    otherwise: Result = "fail" if 2 * count <= asked else "warn"
     return judged("CPU cores", count >= asked, found, expected, cure, otherwise)
 
 

@@ -1,19 +1,19 @@
 """Checks of Slurm from a login node: does it answer, and would it run the jobs of this config?"""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError, ask, version
-from hpctrain.cluster.slurm.script import sbatch_script
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.doctor.finding import Finding, good, judged, unknown
 
 
-def checked(config: Config) -> Iterator[Finding]:
-    """Check Slurm with the sections `launch` and `site`."""
+def checked(
+    launch: LaunchConfig, site: SiteConfig, start_of_job: Callable[[], str]
+) -> Iterator[Finding]:
+    """Check Slurm; `start_of_job` asks it when a job of the config would start."""
     if not sbatch.available():
         yield unknown(
             "Slurm",
@@ -31,19 +31,18 @@ def checked(config: Config) -> Iterator[Finding]:
     up = [line.strip() for line in answer.splitlines() if " is UP" in line]
     words = version(ask("sinfo", "--version", quiet=True) or "") or "version unknown"
     yield good("Slurm's controller", ", ".join([words, *up]))
-    yield from _partition(config)
-    yield _job(config)
+    yield from _partition(launch, site)
+    yield _job(start_of_job)
 
 
-def _partition(config: Config) -> Iterator[Finding]:
+def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
     """Check what the partition allows a job: its time, and to come back."""
-    launch, partition = config.launch, config.site.partition
     if isinstance(launch.time_min, int):  # else it is auto, which only a training can have
-        beyond = beyond_partition(launch, partition)
+        beyond = beyond_partition(launch, site.partition)
         cure = "Set launch.time_min to what is allowed, or choose another partition."
         shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
         yield judged("time limit", not beyond, shown, "what the partition allows", cure, "fail")
-    check, found = "after a preemption", road(config.site, launch.chain)
+    check, found = "after a preemption", road(site, launch.chain)
     if not found.name:
         yield unknown(check, "scontrol does not answer")
     elif found.name == "by hand":
@@ -53,12 +52,11 @@ def _partition(config: Config) -> Iterator[Finding]:
         yield good(check, ": ".join(filter(None, (found.name, found.why))))
 
 
-def _job(config: Config) -> Finding:
+def _job(start_of_job: Callable[[], str]) -> Finding:
     """Ask Slurm whether it would run a job of this config."""
     check = "a job of this config"
     try:
-        script = sbatch_script(config, Path(config.output_dir) / "doctor", 1, command="call")
-        start = sbatch.expected_start(script, config)
+        start = start_of_job()
         cure = "Ask for fewer nodes, or for another partition (launch.nodes, site.partition)."
         return judged(check, not start.startswith("not now"), start, "a start", cure)
     except UnreachableError as error:

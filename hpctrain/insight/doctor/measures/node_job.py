@@ -31,7 +31,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
     import torch
 
-    uuids = visible_gpus(given)
+    uuids = visible_gpus(given.device)
     seen = probe(given, ranks, uuids, disks=True)
     if ranks.local_rank == 0:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
@@ -43,7 +43,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
-        if free.verdict == "fail":
+        if free.result == "fail":
             reach.tell(meeting, None)
             return seen.to_json()
     if ranks.num_nodes > 1:
@@ -54,13 +54,13 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     return _measured(given, ranks, Path(folder), seen).to_json()
 
 
-def visible_gpus(asked: Expectation) -> list[str]:
-    """Return the identities of the GPUs that torch sees; none if the job uses CPUs."""
+def visible_gpus(device: str) -> list[str]:
+    """Return the identities of the GPUs that torch sees; none if `parallel.device` is cpu."""
     import torch
 
     from hpctrain.engine.distributed import devices
 
-    gpus = asked.device != "cpu" and torch.cuda.is_available()
+    gpus = device != "cpu" and torch.cuda.is_available()
     return devices.visible("cuda" if gpus else "cpu")
 
 
@@ -86,19 +86,19 @@ def measured(ranks: RankInfo, device: Any, seen: Probe) -> Probe:
     """Measure with all ranks of the process group, and return the look with the figures."""
     import torch.distributed as dist
 
-    from hpctrain.insight.doctor.measures import all_reduce, pairs, speed
+    from hpctrain.insight.doctor.measures import speeds
 
     figures = seen.figures
     # One rank of the node after the other: on CPUs they would share caches and memory.
-    figures |= _in_turn(ranks, lambda: speed.measured(device))
+    figures |= _in_turn(ranks, lambda: speeds.of_rank(device))
     if ranks.world_size > 1:
-        figures |= {f"all_reduce_{k}": v for k, v in all_reduce.measured(device).items()}
+        figures |= {f"all_reduce_{k}": v for k, v in speeds.of_all_reduce(device).items()}
     if 1 < ranks.local_world_size < ranks.world_size:
         own, _ = dist.new_subgroups(ranks.local_world_size)
-        inside = all_reduce.measured(device, own)
+        inside = speeds.of_all_reduce(device, own)
         figures |= {f"all_reduce_in_node_{name}": value for name, value in inside.items()}
     if ranks.num_nodes > 1:
-        found = pairs.measured(device, ranks)
+        found = speeds.of_pairs(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
     return meet(seen)
 

@@ -71,7 +71,7 @@ class Activations:
         return int(min(self.alone * samples, self.of_part + self.outside * samples))
 
 
-class Measured:
+class MeasuredActivations:
     """The activations for each mode of checkpointing, measured when they are first needed.
 
     `compute` is the dtype of autocast. FSDP2 converts the parameters and the inputs of the model

@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 
-from hpctrain.config.schema import Config, DataConfig
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.origin import load_index
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
-from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.tasks.task import name_of
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.labels import LabelTask
@@ -37,12 +36,6 @@ def parse_shape(text: str) -> _Shapes:
     if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
         raise ConfigError(f"{asked}: several shapes have names of fields: {_EXAMPLES}")
     return found
-
-
-def task_and_sample(config: Config, shape: str | None = None) -> tuple[Any, Batch]:
-    """Return the task of a config, and a sample; `shape` is the value of `--sample-shape`."""
-    task = instantiate("task", config.task)
-    return task, _of_data(config.data) if shape is None else of_shape(task, parse_shape(shape))
 
 
 def of_shape(task: Any, shapes: _Shapes) -> Batch:
@@ -86,7 +79,7 @@ def _sample(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
     return {"mask": torch.empty(1, dtype=torch.bool, device="meta"), **made}
 
 
-def _of_data(data: DataConfig) -> Batch:
+def of_data(data: DataConfig) -> Batch:
     """Return a sample by the index of the data set; a ConfigError if a field's length varies."""
     path = data.mixture[0]["path"] if data.mixture else data.path
     fields: dict[str, tuple[tuple[int, ...], torch.dtype]] = {}

@@ -10,12 +10,11 @@ from torch import nn
 from hpctrain.base.hardware import Hardware, Price
 from hpctrain.config.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.config.optimizer_states import optimizer_states
-from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.insight.plan.budget import Budget
-from hpctrain.insight.plan.inspecting.activations import Measured
+from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
     ModelFacts,
     build_of,
@@ -25,6 +24,7 @@ from hpctrain.insight.plan.inspecting.model_facts import (
 )
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import stored_bytes
+from hpctrain.insight.plan.planned import Planned
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -151,30 +151,32 @@ class Estimator:
     `activations` are those of a sample, by `train.activation_checkpointing`.
     """
 
-    def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
+    def __init__(
+        self, model: nn.Module, facts: ModelFacts, activations: MeasuredActivations
+    ) -> None:
         self.model, self.facts, self.activations = model, facts, activations
         self._memory = MemoryModel(model, facts, activations)
         self.efficiencies = Efficiencies()
         self.budget = Budget(None, "no budget")
 
     @classmethod
-    def of_config(cls, config: Config, task: Any, sample: Batch) -> Self:
-        """Return that of a config's model; a ConfigError if the task or the sample do not fit."""
-        blocks = config.parallel.blocks
-        build = build_of(config.model, config.train.lora, config.optimizer, blocks)
+    def of_training(cls, training: Planned, task: Any, sample: Batch) -> Self:
+        """Return that of its model; a ConfigError if the task or the sample do not fit."""
+        blocks = training.parallel.blocks
+        build = build_of(training.model, training.train.lora, training.optimizer, blocks)
         model = build_on_meta(build)
         check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
         with explained("plan: the model"):
             facts = facts_of(model, task, sample, blocks)
         half = {"bf16": DTYPES["bf16"], "fp8": DTYPES["bf16"], "fp16": DTYPES["fp16"]}
-        dtype = half.get(config.precision.compute)
-        measured = Measured(build, task, sample, dtype, blocks)
+        dtype = half.get(training.precision.compute)
+        measured = MeasuredActivations(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
-    def least(self, config: Config, ranks: int) -> float:
+    def least(self, training: Planned, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
-        stored, facts = stored_bytes(config.precision), self.facts
-        trained = stored * (1 + optimizer_states(config.optimizer)) * facts.trainable
+        stored, facts = stored_bytes(training.precision), self.facts
+        trained = stored * (1 + optimizer_states(training.optimizer)) * facts.trainable
         return (stored * (facts.parameters - facts.adapted) + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware) -> Estimate:
@@ -182,8 +184,8 @@ class Estimator:
         memory = self._memory.of(layout, hardware)
         about = layout, self.facts, self.activations["none"]
         time = step_time(*about, hardware, self.efficiencies)
-        launch, ranks = layout.config.launch, layout.config.launch.tasks_per_node
-        complete, margin = memory.activations is not None, margin_of(layout.config.train)
+        launch, ranks = layout.training.launch, layout.training.launch.tasks_per_node
+        complete, margin = memory.activations is not None, margin_of(layout.training.train)
         fit = worst(
             on_gpu(memory.total, hardware.memory_bytes, complete=complete, margin=margin),
             on_host(ranks * memory.host, ranks, launch.mem_gb),

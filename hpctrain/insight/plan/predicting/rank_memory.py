@@ -15,7 +15,6 @@ from torch import nn
 from hpctrain.base.hardware import Hardware
 from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
@@ -25,7 +24,7 @@ from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.errors import ConfigError
-from hpctrain.insight.plan.inspecting.activations import Activations, Measured
+from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import by_fsdp, computed_bytes, memory_of, stored_bytes
@@ -61,29 +60,28 @@ class RankMemory:
 class MemoryModel:
     """Computes the memory of layouts of one model, which is on the meta device."""
 
-    def __init__(self, model: nn.Module, facts: ModelFacts, activations: Measured) -> None:
+    def __init__(
+        self, model: nn.Module, facts: ModelFacts, activations: MeasuredActivations
+    ) -> None:
         self._facts, self._activations = facts, activations
         self._stages, self._blocks = _StageSizes(model), max(1, facts.blocks)
 
     def of(self, layout: Layout, hardware: Hardware) -> RankMemory:
         """Return the memory of a layout; a ConfigError if the model cannot be divided so."""
-        config = layout.config
-        for problem in refused(config, "adapters", layout.degrees):
-            raise ConfigError(problem)
         stages = self._stages.of(layout)
         of_stages = (self._stage(layout, hardware, both, i) for i, both in enumerate(stages))
         most = max(of_stages, key=lambda memory: memory.total)
         assert min(v for v in vars(most).values() if v is not None) >= 0, f"below 0: {most}"
-        if not config.parallel.fsdp.offload:
+        if not layout.training.parallel.fsdp.offload:
             return most
         return replace(most, host=max(_on_host(layout, *both) for both in stages))
 
     def _stage(self, layout: Layout, hardware: Hardware, both: Sizes, stage: int) -> RankMemory:
-        config, degrees, batch = layout.config, layout.degrees, layout.batch
-        (sizes, trained), parallel, cp = both, config.parallel, layout.degrees.cp
-        states = memory_of(sizes, degrees, config, batch.accumulate, trained)
+        training, degrees, batch = layout.training, layout.degrees, layout.batch
+        (sizes, trained), parallel, cp = both, training.parallel, layout.degrees.cp
+        states = memory_of(sizes, degrees, training, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
-            unpacked = max(packed) * computed_bytes(config.precision)
+            unpacked = max(packed) * computed_bytes(training.precision)
             states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
         flying, measured = _in_flight(layout, stage), self._measured(layout)
@@ -95,7 +93,7 @@ class MemoryModel:
             of_loss = measured.of_loss(batch.micro / cp) // by_tp
             of_loss += int(measured.outside * batch.micro / cp / by_tp * (flying - 1))
         working = measured.working // (cp * degrees.tp)
-        if cp > 1 and config.train.activation_checkpointing != "none":
+        if cp > 1 and training.train.activation_checkpointing != "none":
             working += self._gathered_keys(layout) // self._blocks
         own = measured.saved // self._blocks // (cp * degrees.tp)
         received = held = 0
@@ -115,13 +113,13 @@ class MemoryModel:
         )
 
     def _measured(self, layout: Layout) -> Activations:
-        mode = layout.config.train.activation_checkpointing
+        mode = layout.training.train.activation_checkpointing
         return self._activations.of(mode, cast=_casts(layout))
 
     def _saved(self, layout: Layout) -> int:
         """Return the bytes of a sample that the blocks of a rank keep until the backward pass."""
         cp, tp = layout.degrees.cp, layout.degrees.tp
-        mode = layout.config.train.activation_checkpointing
+        mode = layout.training.train.activation_checkpointing
         saved = self._measured(layout).saved // cp // tp
         # What layers get is put together from all ranks, and kept so for the backward pass.
         if tp > 1 and mode != "full":
@@ -130,61 +128,61 @@ class MemoryModel:
 
     def _received(self, layout: Layout, stage: int) -> int:
         """Return the bytes of a pipeline's buffers: for input and gradient of each micro-batch."""
-        degrees, schedule = layout.degrees, layout.config.parallel.pipeline.schedule
+        degrees, schedule = layout.degrees, layout.training.parallel.pipeline.schedule
         numbers, last = numbers_of(schedule, degrees.pp, stage), _last(layout)
         buffers = sum((n > 0) + (n < last) for n in numbers)
         return buffers * layout.batch.share * self._residual(layout) // degrees.cp
 
     def _gathered_keys(self, layout: Layout) -> int:
         """Return the bytes of a sample by which gathered keys and values exceed a rank's own."""
-        degrees, size = layout.degrees, computed_bytes(layout.config.precision)
+        degrees, size = layout.degrees, computed_bytes(layout.training.precision)
         own = self._facts.tokens * self._facts.keys_values * size * self._blocks // degrees.tp
         return int((1 - 1 / degrees.cp) * own)
 
     def _residual(self, layout: Layout) -> int:
         """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
-        config, degrees = layout.config, layout.degrees
-        size = (computed_bytes if _casts(layout) else stored_bytes)(config.precision)
+        training, degrees = layout.training, layout.degrees
+        size = (computed_bytes if _casts(layout) else stored_bytes)(training.precision)
         whole = self._facts.tokens * self._facts.width * size
-        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout)[0], config.parallel):
+        if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout)[0], training.parallel):
             return whole // degrees.tp
         return whole
 
     def _whole_inputs(self, layout: Layout) -> int:
         """Return the bytes of a sample of all inputs that tensor parallel puts together."""
         plan, number = self._stages.plan(layout)
-        if not sequence_is_divided(plan, layout.config.parallel):
+        if not sequence_is_divided(plan, layout.training.parallel):
             number *= 3  # norms and residuals are whole, too
-        size = computed_bytes(layout.config.precision)
+        size = computed_bytes(layout.training.precision)
         return number * self._facts.tokens * self._facts.width * size
 
 
 def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
-    config, stored = layout.config, stored_bytes(layout.config.precision)
-    ranks = layout.degrees.shards(config.parallel)
-    state = optimizer_states(config.optimizer) * stored * trained.part(ranks)
-    if config.parallel.device == "cpu":
+    training, stored = layout.training, stored_bytes(layout.training.precision)
+    ranks = layout.degrees.shards(training.parallel)
+    state = optimizer_states(training.optimizer) * stored * trained.part(ranks)
+    if training.parallel.device == "cpu":
         return stored * (sizes.part(ranks) + trained.part(ranks)) + state
     return sizes.pinned(ranks, stored) + trained.pinned(ranks, stored) + state
 
 
 def _casts(layout: Layout) -> bool:
     """Return whether parameters have the format of the computation before autocast sees them."""
-    precision = layout.config.precision
+    precision = layout.training.precision
     stored = computed_bytes(precision) == stored_bytes(precision)
-    return stored or by_fsdp(layout.degrees, layout.config.parallel)
+    return stored or by_fsdp(layout.degrees, layout.training.parallel)
 
 
 def _last(layout: Layout) -> int:
     """Return the number of the last stage of a pipeline, which has the outputs of the model."""
-    return layout.degrees.pp * SCHEDULES[layout.config.parallel.pipeline.schedule] - 1
+    return layout.degrees.pp * SCHEDULES[layout.training.parallel.pipeline.schedule] - 1
 
 
 def _in_flight(layout: Layout, stage: int) -> float:
     """Return how many micro-batches a stage has made forward, but not backward."""
     pp, parts = layout.degrees.pp, layout.batch.accumulate
-    schedule = layout.config.parallel.pipeline.schedule
+    schedule = layout.training.parallel.pipeline.schedule
     of_rank = SCHEDULES[schedule]
     # Interleaved: Narayanan et al. 2021, 2 (p - stage - 1) + (v - 1) p + 1 chunks.
     chunks = (2 * (pp - stage - 1) + (of_rank - 1) * pp + 1) / of_rank
@@ -202,7 +200,7 @@ class _StageSizes:
 
     def of(self, layout: Layout) -> list[Sizes]:
         """Return the shapes that each rank of a pipeline has; a ConfigError if it cannot."""
-        parallel, degrees = layout.config.parallel, layout.degrees
+        parallel, degrees = layout.training.parallel, layout.degrees
         divided = degrees.ranks > degrees.dp_replicate
         key = (degrees.tp, degrees.pp, parallel.ep, parallel.pipeline.schedule, divided)
         if key not in self._sizes:
@@ -249,13 +247,13 @@ class _StageSizes:
 
     def packed(self, layout: Layout) -> list[torch.Tensor]:
         """Return the weights that are held in 4 bits."""
-        return self._frozen if layout.config.train.lora.quantize else []
+        return self._frozen if layout.training.train.lora.quantize else []
 
     def plan(self, layout: Layout) -> tuple[Plan, int]:
         """Return how layers can be divided, and how many get an input that is put together."""
         key = layout.degrees.tp
         if key not in self._plans:
-            plan = find_plan(self._model, layout.config.parallel, layout.degrees)
+            plan = find_plan(self._model, layout.training.parallel, layout.degrees)
             gathered = [name for name, style in plan.tensor.items() if style == "gather_sequence"]
             self._plans[key] = plan, sum(len(matching(self._model, each)) for each in gathered)
         return self._plans[key]

@@ -107,30 +107,30 @@ class _Step:
         self, layout: Layout, facts: ModelFacts, hardware: Hardware, efficiencies: Efficiencies
     ) -> None:
         self.layout, self.facts, self.hardware = layout, facts, hardware
-        self.config, self.degrees, self.batch = layout.config, layout.degrees, layout.batch
-        self.parallel = self.config.parallel
-        self.efficiencies, self.compute = efficiencies.on(hardware), self.config.precision.compute
+        self.training, self.degrees, self.batch = layout.training, layout.degrees, layout.batch
+        self.parallel = self.training.parallel
+        self.efficiencies, self.compute = efficiencies.on(hardware), self.training.precision.compute
         # Attention, and the products that precision.compute=fp8 leaves out, have this format.
         self.usual = self.compute.replace("fp8", "bf16")
-        self.per_node, self.blocks = self.config.launch.tasks_per_node, max(1, facts.blocks)
+        self.per_node, self.blocks = self.training.launch.tasks_per_node, max(1, facts.blocks)
         self.link = partial(link_of, hardware, self.per_node)
         self.rate = (hardware.memory_bandwidth or 0.0) * self.efficiencies.memory
         self.divided = self.degrees.tp * self.degrees.pp * self.degrees.shards(self.parallel)
 
     def time(self, activations: Activations) -> StepTime | None:
         """Return all of it; None if a figure is unknown."""
-        config, degrees, batch, facts = self.config, self.degrees, self.batch, self.facts
+        training, degrees, batch, facts = self.training, self.degrees, self.batch, self.facts
         peak, constants = self.hardware.peak(self.compute), self.efficiencies
         if facts.flops is None or not (peak and self.hardware.peak(self.usual) and self.rate):
             return None
         # Those of a step, as if this rank had made them alone.
         samples = batch.share / (degrees.tp * degrees.cp * degrees.pp)
         compute = samples * self._compute(facts.flops)
-        traffic = constants.fused if config.train.compile != "off" else constants.traffic
-        twice = config.train.activation_checkpointing != "none"  # the forward pass is made
+        traffic = constants.fused if training.train.compile != "off" else constants.traffic
+        twice = training.train.activation_checkpointing != "none"  # the forward pass is made
         traffic *= 1.33 if twice else 1
         memory = samples * traffic * (activations.saved + activations.outside) / self.rate
-        if config.train.lora.quantize:  # forward and backward, and again
+        if training.train.lora.quantize:  # forward and backward, and again
             memory += (2 + twice) * batch.accumulate * facts.adapted * _UNPACKED / self.rate
         launches = _KERNELS * self.blocks / degrees.pp * constants.launch_s
         busy = max(compute + memory, launches * batch.accumulate)
@@ -140,7 +140,7 @@ class _Step:
         moved, rate_of_states = 0.0, self.rate
         if self.parallel.fsdp.offload:  # between host and GPU
             down = (2 * batch.accumulate if self.parallel.zero == 3 else 1) * facts.parameters
-            sent = stored_bytes(config.precision) * (down + batch.accumulate * facts.trainable)
+            sent = stored_bytes(training.precision) * (down + batch.accumulate * facts.trainable)
             moved = sent / self.divided / constants.host_link
             rate_of_states = constants.host_memory
         # The first gather, and the last reduction, have nothing to hide behind.
@@ -150,8 +150,8 @@ class _Step:
         waiting = bubble(schedule, pp, batch.accumulate) if pp > 1 else 0.0
         step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
         # Clipping and the optimizer read and write all states.
-        tensors = 3 + 2 * (1 + optimizer_states(config.optimizer))
-        states = facts.trainable / self.divided * stored_bytes(config.precision) * tensors
+        tensors = 3 + 2 * (1 + optimizer_states(training.optimizer))
+        states = facts.trainable / self.divided * stored_bytes(training.precision) * tensors
         step += states / rate_of_states
         mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
         return StepTime(step, compute, memory, hidden + open_s, exposed, waiting, mfu)
@@ -162,7 +162,7 @@ class _Step:
         forward = sum(matrix.flops for matrix in facts.matrices)
         attention = max(0.0, flops.forward - forward)
         passes, over = (flops.training - _BACKWARD * attention) / max(1.0, forward), _BACKWARD
-        if self.config.train.activation_checkpointing == "full":
+        if self.training.train.activation_checkpointing == "full":
             passes += max(0.0, facts.again - attention) / max(1.0, forward)
             over += 1
         time = sum(self._product(matrix, passes) for matrix in facts.matrices)
@@ -197,7 +197,7 @@ class _Step:
     def _between_layers(self) -> float:
         """Return those of gathering parameters and adding gradients, which can be hidden."""
         parallel, degrees, facts = self.parallel, self.degrees, self.facts
-        precision, total = self.config.precision, 0.0
+        precision, total = self.training.precision, 0.0
         every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
         gathers = 2 * self.batch.accumulate if parallel.zero == 3 else 1
         scatters = self.batch.accumulate if every else 1
@@ -221,10 +221,10 @@ class _Step:
 
     def _inside_layers(self) -> float:
         """Return those that layers wait for: tensor, context, expert, pipeline parallel."""
-        config, degrees, batch, facts = self.config, self.degrees, self.batch, self.facts
-        ep, size = self.parallel.ep, computed_bytes(config.precision)
+        training, degrees, batch, facts = self.training, self.degrees, self.batch, self.facts
+        ep, size = self.parallel.ep, computed_bytes(training.precision)
         residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
-        passes = 3 if config.train.activation_checkpointing == "full" else 2
+        passes = 3 if training.train.activation_checkpointing == "full" else 2
         times, total = passes * facts.blocks / degrees.pp * batch.accumulate, 0.0
         if degrees.tp > 1:  # two gathers and two scatters of a block in each pass
             total += gather_s(residual, degrees.tp, self.link(1, degrees.tp)) * 4 * times

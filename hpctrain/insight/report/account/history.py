@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hpctrain.tracking import columns
-from hpctrain.tracking.journal import Record, journal_path
+from hpctrain.tracking.journal import JournalRecord, journal_path
 
 
 @dataclass
@@ -78,14 +78,15 @@ class History:
         history, path = cls(), journal_path(run_dir)
         steps, keys, values = columns.read(path, history._add)
         for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
-            series = history.metrics.setdefault(key, Series())
+            if (series := history.metrics.get(key)) is None:
+                series = history.metrics[key] = Series()
             series.steps.append(step)
             series.values.append(value)
         with suppress(OSError):
             history.damaged += path.stat().st_size > history._end
         return history
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: JournalRecord) -> None:
         """Note what a record tells besides its metrics."""
         self.damaged += record.start != self._end
         self._end = record.end

@@ -23,7 +23,7 @@ from hpctrain.insight.report.account.history import History
 from hpctrain.insight.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.insight.report.account.usage import Usage
 from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.state import UNDER_WAY, State, best, judge
+from hpctrain.runs.state.state import UNDER_WAY, State, best, state_of
 from hpctrain.runs.sweep_overrides import distinguishing
 
 
@@ -196,7 +196,7 @@ def _distinguish(accounts: Sequence[RunAccount]) -> None:
 
 
 def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: float) -> RunAccount:
-    state, history, usage = judge(facts, now), History.read(facts.path), Usage.read(facts.path)
+    state, history, usage = state_of(facts, now), History.read(facts.path), Usage.read(facts.path)
     running = state.name in UNDER_WAY
     heard = [*usage.times(), *filter(None, [facts.progress.time])]
     found = spans(facts.record.attempts, history, heard, running=running, now=now)

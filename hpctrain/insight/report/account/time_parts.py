@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hpctrain.base.names.run_record import Attempt
+from hpctrain.base.names.run_record import AttemptRecord
 from hpctrain.cluster.slurm.allocations import Allocation
 from hpctrain.insight.report.account.history import History, TimeRecord
 
@@ -42,7 +42,7 @@ class Span:
     """One attempt on the clock, in seconds since the epoch."""
 
     number: int  # from 1
-    facts: Attempt  # of run.json
+    facts: AttemptRecord  # of run.json
     begin: float
     end: float  # now, while it runs
     first_step: int  # the global step from which it went on
@@ -66,7 +66,7 @@ class Span:
 
 
 def spans(
-    attempts: Sequence[Attempt],
+    attempts: Sequence[AttemptRecord],
     history: History,
     heard: Iterable[float],
     *,

@@ -18,7 +18,7 @@ from rich.live import Live
 from hpctrain.base.terminal.console import Console, print_json
 from hpctrain.base.units import duration
 from hpctrain.errors import StorageError
-from hpctrain.insight.report.live.snapshot import Snapshot, snapshot
+from hpctrain.insight.report.live.snapshot import LiveSnapshot, snapshot
 from hpctrain.insight.report.tree import Rows, Section, Sentences
 from hpctrain.insight.report.views import terminal_view
 from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
@@ -89,7 +89,7 @@ def _chosen(folder: Path, name: str | None) -> Path:
     return newest(runs)
 
 
-def picture(seen: Snapshot) -> RenderableType:
+def picture(seen: LiveSnapshot) -> RenderableType:
     """Return the run for a terminal; the notes come first, as its lower edge cuts the rest."""
     notes = [
         *filter(None, [seen.state.reason]),
@@ -110,7 +110,7 @@ def picture(seen: Snapshot) -> RenderableType:
     return terminal_view.show(seen.run.name, sections, most=len(rows) + 20)
 
 
-def _head(seen: Snapshot) -> Iterator[str]:
+def _head(seen: LiveSnapshot) -> Iterator[str]:
     progress = seen.run.progress
     most, values = progress.max_steps, progress.metrics
     yield seen.state.name

@@ -18,7 +18,7 @@ from hpctrain.base.processes.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import State, eta_s, judge
+from hpctrain.runs.state.state import State, eta_s, state_of
 from hpctrain.tracking import samples
 
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
@@ -45,7 +45,7 @@ class Node:
 
 
 @dataclass
-class Snapshot:
+class LiveSnapshot:
     """A run at a moment."""
 
     run: Facts
@@ -68,11 +68,11 @@ class Snapshot:
         }
 
 
-def snapshot(path: Path, now: float | None = None) -> Snapshot:
+def snapshot(path: Path, now: float | None = None) -> LiveSnapshot:
     """Read a run directory; `now` is in seconds since the epoch."""
     now, run = time.time() if now is None else now, Facts.read(path)
     run.held = RunDir(path).is_locked()
-    state, begun = judge(run, now), run.attempt.started
+    state, begun = state_of(run, now), run.attempt.started
     read = [_node(path, name, now) for name, path in samples.files(path).items()]
     # A node of an attempt before is not a part of the run any more.
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]
@@ -89,7 +89,7 @@ def snapshot(path: Path, now: float | None = None) -> Snapshot:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     left = eta_s(run, now) if state.name == "running" else None
-    return Snapshot(run, state, left, nodes)
+    return LiveSnapshot(run, state, left, nodes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest

@@ -18,7 +18,7 @@ _LONGEST = 120  # characters of a cause
 
 
 @dataclass(frozen=True)
-class Sweep:
+class SweptRuns:
     """Runs that were made with the same config but for some values."""
 
     metric: str  # by which they are compared
@@ -27,14 +27,15 @@ class Sweep:
     keys: list[str]  # whose values differ
 
     @classmethod
-    def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> Sweep:
+    def of(cls, accounts: Sequence[RunAccount], metric: str | None = None) -> SweptRuns:
         """Sort the runs by a metric; None takes the main metric of the most runs."""
         names = [account.metric for account in accounts]
         metric = metric or max(names, key=names.count)
-        good = [account for account in accounts if account.has_result(metric)]
+        good, bad = list[RunAccount](), list[RunAccount]()
+        for account in accounts:
+            (good if account.has_result(metric) else bad).append(account)
         sign = 1 if lower_is_better(metric) else -1
         good.sort(key=lambda account: sign * account.final(metric))
-        bad = [account for account in accounts if account not in good]
         found: dict[str, set[str]] = defaultdict(set)
         for account in accounts:
             for key, value in account.swept.items():

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+from hpctrain.config.frozen import flat
 from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.tree import Fact
-from hpctrain.runs.sweep_overrides import flat
 
 _GOOD, _ACCEPTABLE = 0.95, 0.81
 _LEAST_REPORTS = 3  # the first one has the warm-up

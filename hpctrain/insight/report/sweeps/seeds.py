@@ -53,7 +53,7 @@ def estimate(values: Sequence[float]) -> _Estimate:
 
 
 @dataclass(frozen=True)
-class Setting:
+class SeedGroup:
     """The runs that differ in the seed only."""
 
     values: dict[str, str]  # what distinguishes it from the others, by key
@@ -62,7 +62,7 @@ class Setting:
     estimates: dict[str, _Estimate]  # by metric
 
 
-def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[Setting]:
+def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) -> list[SeedGroup]:
     """Put the runs of each setting together, the best setting first.
 
     `over` is the key that tells the runs of a setting apart, such as `seed`. If no run was swept
@@ -83,14 +83,15 @@ def settings(accounts: Sequence[RunAccount], over: str, metrics: Sequence[str]) 
     sign = 1 if lower_is_better(metrics[0]) else -1
     first = metrics[0]
 
-    def place(each: Setting) -> tuple[bool, float]:  # those without a result come last
+    def place(each: SeedGroup) -> tuple[bool, float]:  # those without a result come last
         return not each.runs, sign * each.estimates[first].mean if each.runs else 0.0
 
     return sorted(made, key=place)
 
 
-def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> Setting:
-    done = [each for each in group if all(each.has_result(metric) for metric in metrics)]
-    missing = {account.name: cause(account) for account in group if account not in done}
+def _setting(values: dict[str, str], group: list[RunAccount], metrics: Sequence[str]) -> SeedGroup:
+    lacking = {each.facts.path for each in group if not all(map(each.has_result, metrics))}
+    done = [each for each in group if each.facts.path not in lacking]
+    missing = {each.name: cause(each) for each in group if each.facts.path in lacking}
     estimates = {m: estimate([account.final(m) for account in done]) for m in metrics}
-    return Setting(values, done, missing, estimates)
+    return SeedGroup(values, done, missing, estimates)

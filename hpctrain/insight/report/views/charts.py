@@ -1,4 +1,4 @@
-"""The charts of a report, drawn by matplotlib: into the page as SVG, or all into one PNG.
+"""The charts of runs and sweeps, drawn by matplotlib: into the page as SVG, or all into one PNG.
 
 The SVG needs no script and no font from elsewhere. A chart of a page is as wide as a phone, so its
 text is never scaled down.
@@ -8,6 +8,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -20,6 +21,9 @@ from numpy.typing import ArrayLike
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import unit
 from hpctrain.insight.report.account.history import Series
+from hpctrain.insight.report.account.run_account import RunAccount
+from hpctrain.insight.report.sweeps.parameters import SweptRuns, label
+from hpctrain.insight.report.sweeps.scaling import Scaling
 from hpctrain.insight.report.tree import Chart
 from hpctrain.insight.report.views.curves import thinned
 
@@ -27,6 +31,11 @@ _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
 _MOST_MARKED = 30  # points of a line that are marked each
 _PER_ROW = 3  # charts of a PNG
+# Of a run: so many charts, these first, those of other metrics by name.
+_MOST_CHARTS = 12
+_FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
+_LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen")
+_MOST_LINES, _LONGEST = 7, 40  # of a sweep: lines, and characters of their names in the legend
 # matplotlib's type lists the names of all settings, so it is not written here.
 _STYLE: Any = {
     # Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
@@ -108,6 +117,45 @@ def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[i
         axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
 
     return Chart(metric, draw)
+
+
+def run_charts(account: RunAccount) -> list[Chart]:
+    """Return the charts of a run; a metric that it does not have has none."""
+    restarts = [span.first_step for span in account.spans[1:]]
+    names = [name for name, series in account.history.metrics.items() if len(series.steps) > 1]
+    groups = dict.fromkeys(name.rpartition("/")[2] for name in names)
+    order = [name for name in _FIRST if name in groups]
+    order += sorted(name for name in groups if name not in (*_FIRST, *_LEFT_OUT))
+    charts = []
+    for name in order[:_MOST_CHARTS]:
+        series = {n: account.history.series(n) for n in names if n.rpartition("/")[2] == name}
+        charts.append(metric_chart(next(iter(series)), series, restarts))
+    return charts
+
+
+def sweep_chart(sweep: SweptRuns) -> Chart:
+    """Return the curves of the best runs of a sweep."""
+    series = {}
+    for account in sweep.finished[:_MOST_LINES]:
+        told = label({key: account.swept.get(key, "") for key in sweep.keys})
+        name = told if 0 < len(told) <= _LONGEST else account.name
+        series[name] = account.history.series(sweep.metric)
+    return replace(metric_chart(sweep.metric, series, []), title=f"best runs: {sweep.metric}")
+
+
+def scaling_chart(series: Scaling) -> Chart:
+    """Return the speed-up of a series beside the ideal one."""
+    ranks = [point.ranks for point in series.points]
+
+    def draw(axes: Axes) -> None:
+        axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
+        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xlabel("ranks")
+        axes.set_ylabel("speed-up")
+
+    return Chart("speed-up", draw)
 
 
 def _draw(axes: Axes, chart: Chart) -> None:

@@ -9,7 +9,7 @@ from html import escape
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import harmless
-from hpctrain.insight.report.tree import Bars, Curves, Fact, Facts, Rows, Section, Sentences
+from hpctrain.insight.report.tree import Bars, Curves, Fact, Pairs, Rows, Section, Sentences
 from hpctrain.insight.report.views.charts import svg
 
 _MOST_ROWS = 200
@@ -20,7 +20,7 @@ _STYLE = """
 :root{--text:#e8e8e8;--back:#15171a;--card:#1e2125;--grid:#3a3f45}}
 *{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
 color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:1.3rem}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}.verdict{font-size:1.1rem}
+h1{font-size:1.3rem}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}.said{font-size:1.1rem}
 .bar{display:flex;height:1.6rem;border-radius:4px;overflow:hidden}
 .key{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;padding:0;list-style:none}
 .key i{display:inline-block;width:.8em;height:.8em;margin-right:.4em}
@@ -53,7 +53,7 @@ def page(title: str, sections: Sequence[Section]) -> str:
 
 def _shown(section: Section) -> str:
     match section:
-        case Facts(title, facts):
+        case Pairs(title, facts):
             body = "".join(_fact(fact) for fact in facts if fact.text)
             return _titled(title, body and f"<dl>{body}</dl>")
         case Bars():
@@ -61,7 +61,7 @@ def _shown(section: Section) -> str:
         case Rows():
             return _titled(section.title, _table(*section.columns()))
         case Sentences("", _, lines):
-            return f'<p class="verdict">{"<br>".join(map(_with_code, lines))}</p>' if lines else ""
+            return f'<p class="said">{"<br>".join(map(_with_code, lines))}</p>' if lines else ""
         case Sentences(title, _, lines):
             items = "".join(f"<li>{_with_code(line)}</li>" for line in lines[:_MOST_ROWS])
             return _titled(title, items and f"<ul>{items}</ul>")

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hpctrain.base.terminal.console import Cell, Table
-from hpctrain.insight.report.tree import Bars, Facts, Rows, Section, Sentences
+from hpctrain.insight.report.tree import Bars, Pairs, Rows, Section, Sentences
 
 _BAR = 20  # characters; a line fits into 60
 _MOST = 20  # rows of a table and of a list
@@ -24,7 +24,7 @@ def show(title: str, sections: Sequence[Section], most: int = _MOST) -> Renderab
 
 def _shown(section: Section, most: int) -> Iterator[RenderableType]:
     match section:
-        case Facts(_, facts):
+        case Pairs(_, facts):
             yield from _table(["", ""], [[f"  {f.name}", f.text] for f in facts if f.text], 99)
         case Bars():
             for _, fact, share in section.shares():

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.reducing.scalars import joined, on_device
+from hpctrain.engine.parallel.reducing.scalars import Numbers, joined
 
 
 class Asks(Protocol):
@@ -37,23 +37,19 @@ class Exchange:
 
     def reduce(
         self,
-        values: torch.Tensor | None = None,
+        values: Numbers,
         join: Callable[[torch.Tensor], torch.Tensor] = lambda numbers: numbers,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums of `values`, shape (n,), over all ranks, and what `join` has added.
+        """Return the sums of `values` over all ranks, as a tensor, and what `join` has added.
 
-        The values are on the device of the mesh, in float64. `join` may append more to what is
-        reduced.
+        `join` may append more to what is reduced.
         """
         flags = [each.flags() for each in self.asking]
-        every = [*chain(*flags)]
-        count = 0 if values is None else len(values)
-        mine = on_device(every, self._mesh.device) if values is None else joined(values, every)
-        reduced = join(mine)
+        reduced = join(joined(values, [*chain(*flags)]))
         self._mesh.add(reduced)
-        rest = reduced[count:]
+        count, place = len(values), len(values)
         for each, own in zip(self.asking, flags, strict=True):
-            each.offer(rest[: len(own)])
-            rest = rest[len(own) :]
+            each.offer(reduced[place : place + len(own)])
+            place += len(own)
         self.made = True
-        return reduced[:count], rest
+        return reduced[:count], reduced[place:]

@@ -72,9 +72,7 @@ class Logged(Part):
         """Let health judge this step, by the sum over all ranks of what `own` returned."""
         one = torch.ones((), dtype=torch.float64, device=self._mesh.device)
         logged, self._step = self._step, {}
-        self._health.names = lambda: [
-            name for name, pair in logged.items() if not bool(pair.isfinite().all())
-        ]
+        self._health.names = lambda: [n for n, pair in logged.items() if not pair.isfinite().all()]
         self._health.accepts(total[0], None, own[0], one)
 
     def wants_report(self) -> bool:

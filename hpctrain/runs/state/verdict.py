@@ -1,25 +1,32 @@
-"""What follows from the end of the ranks of a run: decided here, and nowhere else.
+"""The verdict: what becomes of a run after the end of its ranks. Read this first.
 
-    rank 0, before it leaves ──┐
-                               ├── answer(record, end, room, last) ── Answer ── run.json ── acted on
-    the verdict, after srun ───┘
+    a rank of it        an error, a signal ── the file failed, run.json ─┐
+    the observer        a rank that hangs ─── hang.json ─────────────────┤ what is known of the end
+    Slurm and Linux     a killed step ─────── sacct, cgroup ─────────────┘ (`runs.state.end`)
+                                                                         │
+    rank 0, before it leaves (`engine.job.attempt`) ─────┐              End
+    an end that rank 0 alone knows (`go_on`) ────────────┤               │
+    the batch script, after srun (`engine.job.verdict`) ─┴── decide(record, end, room, last)
+                                                                         │
+    the batch script: srun, scontrol requeue, scancel ── run.json ── Verdict
+    rank 0, if it knows: `cluster.slurm.requeue` ────────────┘
 
 docs/operate.md has the table. A restart starts the ranks again in the same job. If the batch script
 cannot do that, or the job has little time left, a requeue takes its place. Both have one budget:
 `MOST` in a row without a new checkpoint; and the same end at the same step is not tried again.
 
-The answer is in run.json before anybody acts on it. So nobody decides twice on one end, and what
+The verdict is in run.json before anybody acts on it. So nobody decides twice on one end, and what
 was decided counts, whoever died before it was done.
 """
 
+import logging
 import math
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.base.names.run_record import Attempt, RunRecord
+from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, Hang, RunRecord
 from hpctrain.base.processes.causes import (
     ANOTHER_RANK,
     GPU_FAULT,
@@ -34,13 +41,21 @@ from hpctrain.base.processes.causes import (
     RANK_KILLED,
     TIME_LIMIT,
     USER_STOP,
-    Cause,
     one_line,
 )
+from hpctrain.cluster.ranks import epochs
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.cluster.slurm.requeue import requeue_from_rank
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import Config
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import failure, stop_request
+from hpctrain.runs.state.end import End, end_of, left_s
 
+log = logging.getLogger(__name__)
 MOST = 3
 GOES_ON = "restart", "requeue"
-JUDGED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, LOST_MOUNT, RANK_KILLED}
+DECIDED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, LOST_MOUNT, RANK_KILLED}
 """What rank 0 sees may be a consequence of these: it is decided when all ranks are gone."""
 
 _AGAIN = {RANK_KILLED, HANG, GPU_FAULT, LOST_MOUNT, PORT, NODE, TIME_LIMIT, HOST_MEMORY}
@@ -53,19 +68,6 @@ _CURES = {
 }
 _NUMBERS = re.compile(r"\b(0x)?(?=[a-f]*\d)[0-9a-f]+\b|\d+", re.IGNORECASE)
 _LONGEST = 300  # characters of a fingerprint
-
-
-class End(NamedTuple):
-    """How the ranks have ended."""
-
-    cause: Cause
-    text: str  # what is told of it, in one line
-    frame: str = ""  # the line of the user's code: FILE:LINE in NAME
-    step: int | None = None  # the global step that was reached, if it is known
-    hosts: tuple[str, ...] = ()  # the nodes on which it happened
-    bad: bool = False  # whether these nodes cannot be used again now
-    raised: bool = False  # by code of the run; nobody has killed it
-    smaller: bool = False  # whether the next attempt has smaller micro-batches
 
 
 class Room(NamedTuple):
@@ -93,7 +95,7 @@ class Room(NamedTuple):
         return cls(inside, left_s(env), max(0, spares), warn_s)
 
 
-class Answer(NamedTuple):
+class Verdict(NamedTuple):
     """What follows: "restart", "requeue", "cancel", "stopped" (nobody goes on) or "failed"."""
 
     action: str
@@ -124,33 +126,33 @@ class Answer(NamedTuple):
         return self.action if self.action in ("requeue", "cancel") else ""
 
 
-def answer(record: RunRecord, end: End, room: Room, last: int) -> Answer:
+def decide(record: RunRecord, end: End, room: Room, last: int) -> Verdict:
     """Return what follows from the end of the last attempt of the record.
 
     `last` is the step of the newest checkpoint, with which the next attempt would begin.
     """
     known = fingerprint(end, record.attempt.hosts)
-    found = _answer(end, room, _spent(record, end, last, known))
+    found = _decide(end, room, _spent(record, end, last, known))
     facts = {"cause": end.cause.name, "fingerprint": known, "ended_at": end.step}
     return found._replace(facts=facts | {"verdict": found.action, "avoid": list(found.avoid)})
 
 
-def _answer(end: End, room: Room, spent: str) -> Answer:
+def _decide(end: End, room: Room, spent: str) -> Verdict:
     cause, text = end.cause, end.text
     if cause in (USER_STOP, IDLE):
-        return Answer("stopped" if text == "SIGINT" else "cancel", text)
+        return Verdict("stopped" if text == "SIGINT" else "cancel", text)
     if cause is PREEMPTED:
-        return Answer("requeue", text)
+        return Verdict("requeue", text)
     again = end.smaller if cause is GPU_MEMORY else cause in _AGAIN
     if not again or (cause is HOST_MEMORY and end.raised):
-        return Answer("failed", text)
+        return Verdict("failed", text)
     if spent:
         cure = f"{_CURES.get(cause, '')}`resume` starts the run again"
-        return Answer("failed", f"{text}, {spent}. {cure}")
+        return Verdict("failed", f"{text}, {spent}. {cure}")
     short = len(end.hosts) > room.spares
     if cause is TIME_LIMIT or not room.inside or room.ends_soon or (end.bad and short):
-        return Answer("requeue", text, end.hosts if end.bad and not room.ends_soon else ())
-    return Answer("restart", text, () if short else end.hosts)
+        return Verdict("requeue", text, end.hosts if end.bad and not room.ends_soon else ())
+    return Verdict("restart", text, () if short else end.hosts)
 
 
 def _spent(record: RunRecord, end: End, last: int, known: str) -> str:
@@ -189,9 +191,9 @@ def _restarts(record: RunRecord) -> int:
     return found
 
 
-def _series(record: RunRecord) -> Sequence[Attempt]:
+def _series(record: RunRecord) -> Sequence[AttemptRecord]:
     """Return the attempts that no person has started, and the first of them, which one has."""
-    now, found = record.attempt, list[Attempt]()
+    now, found = record.attempt, list[AttemptRecord]()
     for one in reversed(record.attempts):
         # A link of a chain is another job of the same submission.
         same = 0 < record.submitted <= one.started
@@ -210,17 +212,85 @@ def fingerprint(end: End, hosts: Sequence[str] = ()) -> str:
     return f"{end.cause}: {text}"[:_LONGEST] + (f" at {end.frame}" if end.frame else "")
 
 
-def stopped(reason: str, left_s: float) -> End:
-    """Return the end of a run that a signal has stopped, and that has saved.
+def after_srun(
+    run: RunDir, code: int, key: AttemptKey, *, inside: bool = False, warn_s: float = 0.0
+) -> str:
+    """Return what the batch script must do with its job, and record what has happened.
 
-    Slurm's warning before the time limit is SIGUSR2; SIGTERM is a preemption while time is left.
+    None of the run's ranks is alive, and the code, that of srun, is not 0. The word is "restart",
+    if the script can do that (`inside`), with the nodes to avoid; "requeue"; "cancel", with which
+    Slurm shows the job as cancelled and not as failed; or "". `warn_s` is that of `launch`.
     """
-    if reason == "SIGINT":
-        return End(USER_STOP, reason)
-    return End(TIME_LIMIT if reason == "SIGUSR2" or left_s <= 0 else PREEMPTED, reason)
+    run.update()  # NFS caches the content of a folder until the client writes there
+    known, last = run.read(), run.last_checkpoint()
+    request = stop_request.read(run.path, since=known.submitted)
+    error = failure.first(run.path, key)
+    now = known.attempt
+    # If not, the ranks ended before rank 0 has begun an attempt.
+    # An attempt of this step that has paused is not the one that has ended now.
+    begun = now.key == key and now.state != "paused"
+    now = now if begun else AttemptRecord()
+    if now.verdict:  # by rank 0, or by a process like this one
+        decided = Verdict(now.verdict, avoid=now.avoid)
+        return "cancel" if request and decided.goes_on else decided.words(inside=inside)
+    told = error or now.state == "interrupted" or Hang.of(run.path, key, 0.0)
+    silent = code <= 128 and not told
+    if now.state == "finished" or (silent and not known.shares_job):
+        return ""
+    if error and error.error.startswith("InUseError: "):  # run.json is about another process
+        return ""
+    if not begun:
+        facts: dict[str, Any] = key._asdict()
+        if error:  # `logs` shows what was written since the start
+            facts["started"] = failure.path(run.path).stat().st_mtime
+        run.begin_attempt(launcher="slurm", first_step=last, **facts)
+        known = run.read()
+    if silent:  # the job may go on with other runs, so Slurm does not tell it
+        text = f"the ranks ended with exit code {code}, and have not said why"
+        run.end_attempt("failed", error=text, verdict="failed")
+        return ""
+    room = Room.of(known, inside=inside, warn_s=warn_s)
+    found = end_of(run.path, known, code, key, room.left_s)
+    if request and not found.raised:
+        text = now.reason if now.state == "interrupted" else f"cancelled by {request.by}"
+        found = End(request.cause, text)
+    verdict = _recorded(run, found, room)
+    begins = f"goes on from its checkpoint of step {last}" if last else "starts at step 0 again"
+    if not found.raised:  # else the ranks have told it
+        log.error("%s%s", verdict.reason, f": the run {begins}" * verdict.goes_on)
+    return verdict.words(inside=inside)
 
 
-def left_s(env: Mapping[str, str] = os.environ) -> float:
-    """Return the seconds until the time limit of this job; infinite if nobody tells."""
-    end = env.get("SLURM_JOB_END_TIME", "")
-    return int(end) - time.time() if end.isdecimal() else math.inf
+def _recorded(run: RunDir, end: End, room: Room) -> Verdict:
+    """Decide what follows from the end of the last attempt, record it, and return it."""
+    known, last = run.read(), run.last_checkpoint()
+    verdict = decide(known, end, room, last)
+    now, kept = known.attempt, verdict.record(last)
+    if now.ended is not None:  # as rank 0 has recorded it
+        kept |= {"ended": now.ended} | ({} if now.step is None else {"step": now.step})
+    run.end_attempt(**kept)
+    return verdict
+
+
+def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
+    """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
+
+    Outside Slurm nobody starts the ranks again, and nothing is done.
+    """
+    if ranks.launcher != "slurm":
+        return
+    from hpctrain.cluster.slurm import excluded_hosts
+    from hpctrain.cluster.slurm.sbatch_options import joined_hosts
+
+    inside = epochs.in_loop(run.path, ranks.attempt_key)
+    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
+    # A batch script that restarts ranks asks what was decided, and does it.
+    if _recorded(run, end, room).goes_on and not inside:
+        own = str(config.site.sbatch.get("exclude") or "")
+        # It avoids also a host that was only unlike: the GPUs of one host may differ.
+        hosts = (
+            sorted({*end.hosts, *excluded_hosts.avoided(JobRequest.of(config))})
+            if end.hosts
+            else ()
+        )
+        requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")

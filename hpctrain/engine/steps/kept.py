@@ -12,7 +12,7 @@ import base64
 import json
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -94,11 +94,8 @@ class Kept(Part):
             if ranks and name in ranks[own]:
                 _restore(thing, _decoded(ranks[own][name], self.loaded))
 
-    def of_rank(self, names: set[str], saved: int) -> dict[str, str]:
-        """Return where a checkpoint of `saved` ranks has the tensors of this rank, by their place.
-
-        `names` are those of its tensors: `RANK.NAME.PLACE`.
-        """
+    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
+        """Return which of `RANK.NAME.PLACE` this rank loads, by NAME.PLACE; `saved` ranks saved."""
         found = {}
         for full in names:
             rank, _, place = full.partition(".")

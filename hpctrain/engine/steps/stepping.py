@@ -38,11 +38,12 @@ from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.timer import Timer
-from hpctrain.engine.session.exchange import Exchange
+from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
+_END: Any = object()  # what follows the last batch
 
 
 class Feed(Protocol):
@@ -159,7 +160,7 @@ class Stepping:
             self.exchange.made = False
             yield self.step, batch
             if not self.exchange.made:  # a loop of one's own knows nothing of it
-                self.exchange.reduce()
+                self.exchange.reduce([])
             self.step = self.notes.step = self.step + 1
             self.meter.after_step(self.step, consumed, batch)
             self.display.advance(self.step)
@@ -245,7 +246,7 @@ class Stepping:
         batches = first_in_long_work("the first batch", self.feed)
         while self.step < self.max_steps:
             marks.begin_step()
-            if (batch := next(batches, None)) is None:
+            if (batch := next(batches, _END)) is _END:
                 return
             if left_out and self.feed.state_dict()["consumed"] in left_out:
                 continue

@@ -1,0 +1,83 @@
+"""Builds the steps of a loop of one's own, from what the loop has brought to its session."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+
+from hpctrain.config.memory_fit import STAGED
+from hpctrain.engine.building import observers
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
+from hpctrain.engine.faults.health import Health
+from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
+from hpctrain.engine.parts.improvement import Patience
+from hpctrain.engine.parts.meter import Meter
+from hpctrain.engine.parts.slow_ranks import SlowRanks
+from hpctrain.engine.parts.timer import Timer
+from hpctrain.engine.steps.ending import Ending
+from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.steps.kept import Kept
+from hpctrain.engine.steps.logged import Logged
+from hpctrain.engine.steps.place import Place
+from hpctrain.engine.steps.stepping import Every, Feed, Stepping
+from hpctrain.errors import ConfigError
+from hpctrain.runs.code import trained_code
+
+
+def stepping(
+    place: Place,
+    mesh: Mesh,
+    precision: Precision,
+    feed: Feed,
+    max_steps: int,
+    models: Mapping[str, ParallelModel],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    kept: Kept,
+    ending: Ending,
+) -> tuple[Stepping, Logged]:
+    """Return the steps, and what takes the numbers that the loop logs."""
+    config, run, ranks, tracker = place.config, place.run, place.ranks, place.tracker
+    train, saves = config.train, config.checkpoint
+    if train.nonfinite == "skip":
+        raise ConfigError(
+            "train.nonfinite=skip: a loop of one's own has made its update when it logs a number, "
+            "so it cannot be left out; use stop or rollback"
+        )
+    notes = observers.build_notes(run, ranks, tracker)
+    health: Health = observers.build_health(train, run, ranks, lambda step, loss: None)
+    logged = Logged(mesh, health)
+    checkpointer = Checkpointer(
+        *(run.checkpoints, saves.keep, ranks, models, optimizers),
+        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
+        sizes=StateSizes(staging=STAGED / ranks.local_world_size),
+    )
+    checkpointer.more = kept
+    timer = Timer(saves.every_s, decides=ranks.is_main)
+    stopping = train.early_stopping
+    patience = Patience(stopping.metric, stopping.min_delta, stopping.patience)
+    parts: Sequence[Part] = [kept, logged, ending, patience]
+    say = partial(notes.say, "slow_rank")
+    slow_ranks = SlowRanks(mesh, ranks.rank, ranks.host, say=say)
+    made = Stepping(
+        feed=feed,
+        checkpointer=checkpointer,
+        exchange=Exchange(mesh, [place.stop, timer, checkpointer.saves, ending]),
+        tracker=tracker,
+        display=observers.build_display(run, ranks, config.metric),
+        stop=place.stop,
+        health=health,
+        meter=Meter(feed, place.account, slow_ranks, precision, tracker),
+        device=place.device,
+        max_steps=max_steps,
+        every=Every(observers.report_every(train, max_steps), saves.every_steps, saves.at_end),
+        parts=parts,
+        notes=notes,
+        save_timer=timer,
+        best=observers.build_best(saves, run, ranks, checkpointer),
+        began_from=place.began_from,
+        until=ranks.until,
+    )
+    return made, logged

@@ -1,0 +1,38 @@
+"""What a run has on this rank before its loop begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import torch
+
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.schema import Config
+from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.parts.account import Account
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.tracker import Tracker
+
+
+def _nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Place:
+    """One rank of a run in its process group: who it is, where it writes, who may stop it.
+
+    `began_from` is called with the step from which the run goes on, and the damaged ones; `begun`
+    once the loop has imported its code.
+    """
+
+    config: Config
+    run: RunDir
+    ranks: RankInfo
+    device: torch.device
+    tracker: Tracker
+    stop: Stop
+    account: Account
+    began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
+    begun: Callable[[], None] = _nothing

@@ -7,7 +7,7 @@ __version__ = "0.3.0.dev0"
 _API = {
     **dict.fromkeys(("submit", "train", "load_run", "submit_function", "session"), "hpctrain.api"),
     "Session": "hpctrain.engine.session",
-    "supervised": "hpctrain.engine.building.supervised",
+    "supervised": "hpctrain.engine.loop",
 }
 
 

@@ -15,9 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 
 
 class Part:
@@ -47,7 +46,7 @@ class Part:
         """Return this rank's numbers for the step's reduction, always as many; it adds them up."""
         return []
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Take the sums of the flags over all ranks, shape (n,), without waiting for the device."""
 
     def after_backward(self) -> None:

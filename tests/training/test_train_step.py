@@ -11,7 +11,7 @@ from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.reducing.scalars import divisor
+from hpctrain.engine.parallel.reducing.scalars import over
 from hpctrain.engine.supervised.schedule import Schedule
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.errors import ConfigError
@@ -48,7 +48,7 @@ def test_masked_rows_count_nothing() -> None:
 
 def test_only_a_count_of_zero_is_taken_as_one() -> None:
     counts = (torch.tensor(count, dtype=torch.float64) for count in (0.0, 0.23, 7.0))
-    assert [float(divisor(count)) for count in counts] == [1.0, 0.23, 7.0]
+    assert [float(over(1.0, count)) for count in counts] == [1.0, 1 / 0.23, 1 / 7.0]
     torch.set_default_dtype(torch.float64)
     light, full = make(), make()
     # The mean is the same for any weight; Adam's would not even show another gradient.

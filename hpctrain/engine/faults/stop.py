@@ -29,12 +29,11 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-import torch
-
 from hpctrain.base import forks
 from hpctrain.base.processes import frames, marks
 from hpctrain.engine.faults import early_signals as signals
 from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # If the ranks have different reasons, the first of these counts: after a stop request by the user
@@ -155,7 +154,7 @@ class Stop:
         """Return this rank's part of the reduction: 1.0 or 0.0 for each of _REASONS."""
         return [float(self.asked == reason) for reason in _REASONS] if self.asked else [*_NOBODY]
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Store the reduced flags, one for each of _REASONS, without waiting for the device."""
         self._totals.offer(totals)
 

@@ -25,7 +25,7 @@ from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoi
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Values, place
 from hpctrain.engine.parallel.reducing.expert_loads import Loads, compute_eagerly
-from hpctrain.engine.parallel.setup import Setup, Stage
+from hpctrain.engine.parallel.setup import BuiltStage, Setup
 from hpctrain.engine.parallel.wrappers.fsdp import shard
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.errors import ConfigError
@@ -80,7 +80,7 @@ def change(
     return counts
 
 
-def pipeline(setup: Setup, stages: list[Stage]) -> PipelineModel:
+def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
     """Return the stages of this rank with their schedule."""
     schedule, mesh, pp = setup.parallel.pipeline.schedule, setup.mesh, setup.mesh.degrees.pp
     first = stages[0]

@@ -25,7 +25,7 @@ from hpctrain.engine.parallel.preparing.whole_model import (
     prepare_modes,
 )
 from hpctrain.engine.parallel.reducing.expert_loads import load_sizes
-from hpctrain.engine.parallel.setup import Setup, Stage, Training
+from hpctrain.engine.parallel.setup import BuiltStage, Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
 
@@ -50,7 +50,7 @@ def parallelize(
     return stage.known(_wrapped(setup, stage.module))
 
 
-def _stage(setup: Setup, number: int, *, first: bool) -> Stage:
+def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
     """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
     What holds for the whole model is done and said with the `first` stage of this rank.
@@ -81,7 +81,7 @@ def _stage(setup: Setup, number: int, *, first: bool) -> Stage:
     else:
         place(model, values, storage, mesh.stage_group)
     fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
-    return Stage(model, inputs, counts, loads, chosen, summary)
+    return BuiltStage(model, inputs, counts, loads, chosen, summary)
 
 
 def _wrapped(setup: Setup, module: nn.Module) -> ParallelModel:

@@ -15,7 +15,7 @@ from hpctrain.engine.parallel.preparing.parameter_settings import Setting, with_
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
 
-class Stage(NamedTuple):
+class BuiltStage(NamedTuple):
     """A model that is ready to be wrapped, or one stage of it; `counts` are the stages' blocks."""
 
     module: nn.Module

@@ -9,9 +9,8 @@ after the step on the CPU, and after the next one on a GPU (`hpctrain.engine.fau
 import time
 from collections.abc import Callable
 
-import torch
-
 from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 
 
 class Timer:
@@ -38,7 +37,7 @@ class Timer:
             return []
         return [float(self._decides and self._passed >= self._every_s)]
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Store the reduced flags without waiting for the device."""
         if self._every_s is not None:
             self._totals.offer(totals)

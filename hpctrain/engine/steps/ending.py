@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-import torch
-
 from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.part import Part
 
 
@@ -25,7 +24,7 @@ class Ending(Part):
         """Return whether this rank has asked."""
         return [float(bool(self._asked))]
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Take how many ranks have asked."""
         self._totals.offer(totals)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.reducing.scalars import Numbers, joined
+from hpctrain.engine.parallel.reducing.scalars import Numbers, joined, on_host
 
 
 class Asks(Protocol):
@@ -20,7 +20,7 @@ class Asks(Protocol):
     def flags(self) -> list[float]:
         """Return this rank's numbers, always as many."""
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Take their sums over all ranks."""
 
 
@@ -29,27 +29,27 @@ class Exchange:
 
     Attributes:
         asking: What has flags, in the same order on all ranks.
-        made: Whether a step has made its reduction, since somebody has set this to False.
     """
 
     def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
-        self._mesh, self.asking, self.made = mesh, [*asking], False
+        self._mesh, self.asking = mesh, [*asking]
 
     def reduce(
         self,
         values: Numbers,
         join: Callable[[torch.Tensor], torch.Tensor] = lambda numbers: numbers,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the sums of `values` over all ranks, as a tensor, and what `join` has added.
+    ) -> tuple[Numbers, torch.Tensor]:
+        """Return the sums of `values` over all ranks, and what `join` has added, as a tensor.
 
-        `join` may append more to what is reduced.
+        `join` may append more to what is reduced. The host reads the numbers of a CPU once.
         """
         flags = [each.flags() for each in self.asking]
         reduced = join(joined(values, [*chain(*flags)]))
         self._mesh.add(reduced)
-        count, place = len(values), len(values)
+        known, place = on_host(reduced), len(values)
         for each, own in zip(self.asking, flags, strict=True):
-            each.offer(reduced[place : place + len(own)])
-            place += len(own)
-        self.made = True
-        return reduced[:count], reduced[place:]
+            if own:
+                each.offer(known[place : place + len(own)])
+                place += len(own)
+        rest = reduced if place == len(known) else reduced[place:]
+        return known[: len(values)], rest

@@ -16,6 +16,7 @@ import torch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.part import Part
 from hpctrain.errors import ConfigError
 
@@ -68,7 +69,7 @@ class Logged(Part):
             return torch.zeros(1, dtype=torch.float64, device=self._mesh.device)
         return (torch.stack([*self._step.values()]) * 0.0).sum().reshape(1)
 
-    def judge(self, own: torch.Tensor, total: torch.Tensor) -> None:
+    def judge(self, own: torch.Tensor, total: Numbers) -> None:
         """Let health judge this step, by the sum over all ranks of what `own` returned."""
         one = torch.ones((), dtype=torch.float64, device=self._mesh.device)
         logged, self._step = self._step, {}

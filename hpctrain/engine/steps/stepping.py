@@ -128,6 +128,8 @@ class Stepping:
     step: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     outcome: Outcome | None = None  # once the steps have ended
+    _began: bool = False
+    _enders: Sequence[Part] = ()
 
     def steps(self) -> Iterator[tuple[int, Batch]]:
         """Yield the steps that were made before a step, and its batch, up to `max_steps`.
@@ -140,7 +142,9 @@ class Stepping:
             HealthError: A number is not finite, and the run must stop.
             RolledBack: The run goes on from its newest healthy checkpoint: build it again.
         """
+        self._enders = [each for each in self.parts if type(each).over is not Part.over]
         first_step = self._resume()
+        self._began = True
         self._saved, over_before = self.step, self._over
         stopped = not self._between()
         if self._over and not over_before and not stopped and self.step < self.max_steps:
@@ -149,7 +153,7 @@ class Stepping:
             self._save()
         self.best.mark(self._saved)
         before, after = (overriding(self.parts, f"{when}_step") for when in ("before", "after"))
-        wants = overriding(self.parts, "wants_report")
+        wants, between = (overriding(self.parts, name) for name in ("wants_report", "between"))
         ends = stopped or bool(self._over) or self._pauses
         for batch in () if ends else self._batches():
             consumed = self.feed.state_dict()["consumed"]
@@ -157,10 +161,7 @@ class Stepping:
             self.health.begin(self.step + 1, consumed, samples, batch)
             for call in before:
                 call(batch)
-            self.exchange.made = False
             yield self.step, batch
-            if not self.exchange.made:  # a loop of one's own knows nothing of it
-                self.exchange.reduce([])
             self.step = self.notes.step = self.step + 1
             self.meter.after_step(self.step, consumed, batch)
             self.display.advance(self.step)
@@ -174,7 +175,8 @@ class Stepping:
                 self._finish()
             if logs:
                 self._report()
-            if stopped := not self._between() or (self.stop.agreed and not done):
+            stopped = not all(call(self.step) for call in between)
+            if stopped := stopped or (self.stop.agreed and not done):
                 break
             over = bool(self._over)
             if over and not done:
@@ -208,8 +210,9 @@ class Stepping:
             raise
         finally:
             self.checkpointer.saves.close()
-            self.meter.close()
-            self.display.close()
+            if self._began:
+                self.meter.close()
+                self.display.close()
             self.feed.close()
             for close in overriding(self.parts, "close"):
                 close()
@@ -230,7 +233,7 @@ class Stepping:
     @property
     def _over(self) -> str:
         """Why the training ends early, as a part wants it; "" if it does not."""
-        return next(filter(None, (part.over for part in self.parts)), "")
+        return next(filter(None, (part.over for part in self._enders)), "")
 
     @property
     def _pauses(self) -> bool:

@@ -17,7 +17,16 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.reducing.scalars import divisor, on_device, reordered
+from hpctrain.engine.parallel.reducing.scalars import (
+    Numbers,
+    added,
+    listed,
+    on_device,
+    on_host,
+    over,
+    reordered,
+    tensor_of,
+)
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part, overriding
 from hpctrain.engine.steps.exchange import Exchange
@@ -31,41 +40,44 @@ class Totals:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.counts: dict[str, float] = {}
-        self._total: torch.Tensor | None = None
+        self._total: Numbers | None = None
 
-    def add(self, names: list[str], values: torch.Tensor) -> None:
+    def add(self, names: list[str], values: Numbers) -> None:
         """Add a sum and a count for each name."""
+        values = values if isinstance(values, list) else on_host(values)
         if self._total is not None and names != self.names:
             # A resumed run with other degrees may have other names, such as that of the bubble.
             self._total = reordered(self._total, self.names, names)
         self.names = names
-        self._total = values if self._total is None else self._total + values
+        self._total = values if self._total is None else added([self._total, values])
 
     def reduce(self, mesh: Mesh) -> None:
         """Add the totals of all ranks; for totals to which only this rank's sums were added."""
         if self._total is not None:
-            mesh.add(self._total)
+            total = tensor_of(self._total)
+            mesh.add(total)
+            self._total = on_host(total)
 
     def means(self) -> dict[str, float]:
         """Return sum / count of each name, which waits for the device, and start from zero."""
         if self._total is None:
             self.counts = {}
             return {}
-        values, self._total = self._total.tolist(), None
+        values, self._total = listed(self._total), None
         pairs = list(zip(self.names, values[::2], values[1::2], strict=True))
         self.counts = {name: count for name, _, count in pairs}
         return {name: total / count if count else float("nan") for name, total, count in pairs}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what has been added since the last `means`, as JSON."""
-        values = None if self._total is None else self._total.tolist()
+        values = None if self._total is None else listed(self._total)
         return {"names": self.names, "values": values}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Continue from the sums that `state_dict` returned."""
         self.names, values = state["names"], state["values"]
         if values is not None:
-            self._total = on_device(values, device)
+            self._total = values if device.type == "cpu" else on_device(values, device)
 
 
 @dataclass(frozen=True)
@@ -132,7 +144,8 @@ class TrainStep(Part):
         """
         mesh, precision = self.model.mesh, self.model.precision
         self._lr = lr
-        self._buffers.keep()
+        if self.health.undoes:
+            self._buffers.keep()
         at_step(self.task, self.model.step)
         names, values = self.model.forward_backward(self.task, batch)
         sums, rest = self.exchange.reduce(values, self.model.loads.joined)
@@ -140,8 +153,8 @@ class TrainStep(Part):
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
-        rows = len(batch["mask"]) // mesh.weight
-        factor = rows * mesh.dp_cp_size / divisor(count) / precision.scale
+        rows = batch["mask"].shape[0] // mesh.weight
+        factor = over(rows * mesh.dp_cp_size, count) / precision.scale
         for look in self._after_backward:
             look()
         self.grad_norm = self.model.scale_gradients(factor, self._update.clip_norm)
@@ -158,11 +171,20 @@ class TrainStep(Part):
         if updates:
             set_rates(self.optimizer, lr, self._ratios)
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.model.after_step()
         if updates:
             for follow in self._after_update:
                 follow()
+
+    def _drop_gradients(self) -> None:
+        """Do as `zero_grad` of torch's optimizers does, without its record for a profiler."""
+        if type(self.optimizer).zero_grad is not torch.optim.Optimizer.zero_grad:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def report(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call, which waits for the device."""

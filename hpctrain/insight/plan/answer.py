@@ -18,7 +18,7 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
     samples_of_epoch,
 )
 from hpctrain.insight.plan.layouts import of_command_line
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
@@ -29,7 +29,7 @@ from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, size
 class Query:
     """What the command line asks for."""
 
-    training: Planned
+    training: PlannedTraining
     hardware: Hardware | None
     nodes: list[int] | None  # None leaves the numbers open
     shape: str | None  # of `--sample-shape`; None takes the data set's

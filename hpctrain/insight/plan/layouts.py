@@ -15,7 +15,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 
 _DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
@@ -25,7 +25,7 @@ _MOST_PARTS = 4096  # micro-batches of a share
 class Layout:
     """A training on its ranks."""
 
-    training: Planned  # with the degrees and batch sizes of the layout
+    training: PlannedTraining  # with the degrees and batch sizes of the layout
     nodes: int
     overrides: tuple[str, ...]  # what to add to the command line
     named: bool = False  # whether it is the layout of the command line
@@ -75,7 +75,7 @@ class Layout:
         return _label(self.kind, self.ranks)
 
 
-def of_command_line(training: Planned, nodes: int) -> Layout:
+def of_command_line(training: PlannedTraining, nodes: int) -> Layout:
     """Return the layout of a training itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(training, nodes, (), named=True)
     training.check(training, layout.ranks)
@@ -83,7 +83,7 @@ def of_command_line(training: Planned, nodes: int) -> Layout:
 
 
 def layouts(
-    training: Planned,
+    training: PlannedTraining,
     nodes: int,
     per_node: int,
     facts: ModelFacts,
@@ -176,7 +176,7 @@ def _parts(train: TrainConfig, degrees: dict[str, int], ranks: int) -> list[int]
 
 
 def _layout(
-    training: Planned,
+    training: PlannedTraining,
     nodes: int,
     per_node: int,
     degrees: dict[str, int],
@@ -195,7 +195,7 @@ def _layout(
     return Layout(changed, nodes, _differences(training, changed))
 
 
-def _differences(training: Planned, changed: Planned) -> tuple[str, ...]:
+def _differences(training: PlannedTraining, changed: PlannedTraining) -> tuple[str, ...]:
     """Return the overrides that make the second training of the first."""
     names = (
         *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),

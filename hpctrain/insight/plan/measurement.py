@@ -24,7 +24,7 @@ from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.measured_run import ENOUGH_STEPS, MeasuredRun, measured_run
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.estimator import Estimate
 from hpctrain.insight.plan.printing import Columns, command_of, layout_of, print_rows, seconds
 from hpctrain.launch.entry import Entry
@@ -68,7 +68,7 @@ def measure(
     estimates: Sequence[Estimate],
     overrides: Sequence[str],
     output_dir: str,
-    whole: Callable[[Planned], Config],
+    whole: Callable[[PlannedTraining], Config],
 ) -> list[Measured]:
     """Submit the best layouts, wait, and return what they have measured, in `measure/TIME`.
 
@@ -152,7 +152,7 @@ def chosen(estimates: Sequence[Estimate]) -> list[list[Estimate]]:
 
 
 def short_run(
-    estimate: Estimate, folder: Path, minutes: int, whole: Callable[[Planned], Config]
+    estimate: Estimate, folder: Path, minutes: int, whole: Callable[[PlannedTraining], Config]
 ) -> Config:
     """Return the config of the training that measures a layout."""
     config, nothing = copy.deepcopy(whole(estimate.layout.training)), Config()

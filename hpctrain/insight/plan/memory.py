@@ -26,7 +26,7 @@ from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Memory:
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    training: Planned,
+    training: PlannedTraining,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
@@ -81,7 +81,7 @@ def _whole(
     sizes: ModelSizes,
     trained: ModelSizes,
     degrees: Degrees,
-    training: Planned,
+    training: PlannedTraining,
     accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
@@ -114,7 +114,7 @@ def _divided(
     sizes: ModelSizes,
     trained: ModelSizes,
     degrees: Degrees,
-    training: Planned,
+    training: PlannedTraining,
     accumulate: int,
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)

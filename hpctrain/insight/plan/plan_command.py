@@ -20,7 +20,7 @@ from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.estimates import time_limit
 from hpctrain.insight.estimates.cautions import cautions
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 
 # What decides a plan.
 _SECTIONS = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
@@ -99,9 +99,9 @@ def main(argv: list[str]) -> int:
     return exit_code
 
 
-def planned_of(config: Config) -> Planned:
+def planned_of(config: Config) -> PlannedTraining:
     """Return what a plan needs of a config."""
-    return Planned(
+    return PlannedTraining(
         *(config.model, config.task, config.data, config.optimizer, config.precision),
         *(config.train, config.parallel, config.launch),
         counts_gpus=bool(config.launch.gpus_per_node or config.hardware.get("devices")),
@@ -109,7 +109,7 @@ def planned_of(config: Config) -> Planned:
     )
 
 
-def whole(config: Config, one: Planned) -> Config:
+def whole(config: Config, one: PlannedTraining) -> Config:
     """Return a config with the sections of a layout."""
     changed = replace(config, precision=one.precision, train=one.train)
     return replace(changed, parallel=one.parallel, launch=one.launch)

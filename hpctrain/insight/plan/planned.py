@@ -15,7 +15,7 @@ from hpctrain.config.schema import (
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedTraining:
     """The sections of a training that decide a plan; a layout differs in the last three."""
 
     model: dict[str, Any]

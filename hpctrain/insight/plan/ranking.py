@@ -12,7 +12,7 @@ from hpctrain.base.hardware import Hardware
 from hpctrain.config.memory_fit import on_gpu
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.layouts import Layout, layouts
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
@@ -36,7 +36,7 @@ class Ranking:
 
 
 def rank(
-    training: Planned,
+    training: PlannedTraining,
     estimator: Estimator,
     hardware: Hardware,
     sizes: Iterable[tuple[int, int]],
@@ -100,7 +100,7 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
 
 
 def smallest(
-    training: Planned, estimator: Estimator, hardware: Hardware, per_node: int = 0
+    training: PlannedTraining, estimator: Estimator, hardware: Hardware, per_node: int = 0
 ) -> Kind:
     """Return the best layout on the smallest number of GPUs that is enough.
 
@@ -147,7 +147,7 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     return sorted(found, key=cost)
 
 
-def on(training: Planned, hardware: Hardware) -> Planned:
+def on(training: PlannedTraining, hardware: Hardware) -> PlannedTraining:
     """Return the training for another kind of GPU, in a number format that it has."""
     precision = training.precision
     unknown = hardware.peak(precision.compute) is None and hardware.peak_flops

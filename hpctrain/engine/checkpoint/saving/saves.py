@@ -21,7 +21,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
@@ -38,6 +37,7 @@ from hpctrain.engine.checkpoint.saving.part import Planned, RankPart, reason
 from hpctrain.engine.checkpoint.saving.writer import Writer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.copied import Copied
+from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest
 
@@ -162,7 +162,7 @@ class Saves:
         error, waits = self._error(save), self._ranks.is_main and not save.committed
         return [float(error is None), float(bool(error or save.uncommitted)), float(waits)]
 
-    def offer(self, totals: torch.Tensor) -> None:
+    def offer(self, totals: Numbers) -> None:
         """Store the reduced flags without waiting for the device."""
         if self.background:
             self._totals.offer(totals, self._told_of)

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hpctrain.engine.layers.experts import Experts
+from hpctrain.engine.parallel.reducing.scalars import Numbers, tensor_of
 
 
 class Loads:
@@ -47,8 +48,8 @@ class Loads:
         return torch.cat([values, *(load.to(values.device) for load in loads)])
 
     def balance(
-        self, total: torch.Tensor, names: list[str], sums: torch.Tensor
-    ) -> tuple[list[str], torch.Tensor]:
+        self, total: torch.Tensor, names: list[str], sums: Numbers
+    ) -> tuple[list[str], Numbers]:
         """Balance the experts by what `joined` has appended, added over all ranks.
 
         Returns the names and the sums of the step (a sum and a count for each name) with one more:
@@ -62,7 +63,7 @@ class Loads:
                 module.move_balance(load)
         largest = torch.stack([load.max() / load.mean() for load in loads]).max()
         more = torch.stack([largest, torch.ones_like(largest)])
-        return [*names, "expert_load_max"], torch.cat([sums, more])
+        return [*names, "expert_load_max"], torch.cat([tensor_of(sums), more])
 
 
 def load_sizes(model: nn.Module) -> dict[str, int]:

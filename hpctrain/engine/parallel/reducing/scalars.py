@@ -61,16 +61,29 @@ def joined(first: Numbers, second: Sequence[float]) -> torch.Tensor:
     return torch.tensor([*first, *second], dtype=torch.float64)
 
 
-def divisor(count: torch.Tensor) -> torch.Tensor:
-    """Return a count as the divisor of its sum: 1 where nothing counts, which is no update."""
-    if count.is_cpu and count.item():
-        return count
-    return torch.where(count == 0, 1.0, count)
+def on_host(numbers: torch.Tensor) -> Numbers:
+    """Return the numbers of a CPU as floats; those of a GPU stay there."""
+    return listed(numbers) if numbers.is_cpu else numbers
 
 
-def reordered(pairs: torch.Tensor, names: list[str], wanted: list[str]) -> torch.Tensor:
+def listed(numbers: Numbers) -> list[float]:
+    """Return the numbers as floats; waits for the device."""
+    return numbers if isinstance(numbers, list) else numbers.tolist()
+
+
+def over(number: float, count: Number) -> Number:
+    """Return number / count, with the same bits on each device.
+
+    A count of 0 is taken as 1, where nothing counts, which is no update.
+    """
+    if isinstance(count, torch.Tensor):
+        return number / torch.where(count == 0, 1.0, count)  # torch: 1 / count, times number
+    return 1 / (count or 1.0) * number
+
+
+def reordered(pairs: Numbers, names: list[str], wanted: list[str]) -> Numbers:
     """Return two numbers for each wanted name, zeros where there are none; waits for the device."""
-    values = pairs.tolist()
+    values = listed(pairs)
     known = dict(zip(names, zip(values[::2], values[1::2], strict=True), strict=True))
     found = [value for name in wanted for value in known.get(name, (0.0, 0.0))]
-    return on_device(found, pairs.device)
+    return found if isinstance(pairs, list) else on_device(found, pairs.device)

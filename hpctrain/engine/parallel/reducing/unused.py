@@ -24,6 +24,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
+from hpctrain.engine.parallel.reducing.scalars import Numbers, listed
 
 
 class Unused:
@@ -70,10 +71,10 @@ class Unused:
         self._used.clear()
         return self._own
 
-    def offer(self, total: torch.Tensor) -> None:
+    def offer(self, total: Numbers) -> None:
         """Remove the gradients of parameters that no rank has used, by the sums of the flags."""
         if not all(self._own):  # otherwise the device need not be waited for
-            for parameter, used in zip(self._parameters, total.tolist(), strict=True):
+            for parameter, used in zip(self._parameters, listed(total), strict=True):
                 if not used:
                     parameter.grad = None
 

@@ -6,7 +6,7 @@ Only runs of sources that have set no constant count. tests/plan makes the numbe
 from hpctrain.base.hardware import Hardware, known
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 
 # Made by `python -m tests.plan.published_page`: the number of runs, then the median, the 90th
 # percentile and the largest of their errors in percent. 100 is twice, or half, as fast. BY_GPU has
@@ -38,7 +38,7 @@ _DIVIDE = ("cp", "tp", "pp", "ep")
 TOGETHER = frozenset(("", "tp", "cp", "pp", "ep", "tp+pp", "pp+ep"))
 
 
-def class_of(facts: ModelFacts, training: Planned) -> str:
+def class_of(facts: ModelFacts, training: PlannedTraining) -> str:
     """Return the class of a training: the kind of its model, and its format."""
     lora, compute = training.train.lora, training.precision.compute
     kind = "images" if not facts.tokens else "experts" if facts.experts else "dense"
@@ -47,7 +47,7 @@ def class_of(facts: ModelFacts, training: Planned) -> str:
     return f"{kind} {'bf16' if compute == 'fp16' else compute}"
 
 
-def accuracy(facts: ModelFacts, training: Planned, hardware: Hardware) -> str:
+def accuracy(facts: ModelFacts, training: PlannedTraining, hardware: Hardware) -> str:
     """Return how far predictions of this class, and of this GPU, have been from published runs."""
     name = class_of(facts, training)
     of_class, of_gpu = _errors(SPEED.get(name)), _errors(BY_GPU.get(hardware.name))

@@ -24,7 +24,7 @@ from hpctrain.insight.plan.inspecting.model_facts import (
 )
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import stored_bytes
-from hpctrain.insight.plan.planned import Planned
+from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -160,7 +160,7 @@ class Estimator:
         self.budget = Budget(None, "no budget")
 
     @classmethod
-    def of_training(cls, training: Planned, task: Any, sample: Batch) -> Self:
+    def of_training(cls, training: PlannedTraining, task: Any, sample: Batch) -> Self:
         """Return that of its model; a ConfigError if the task or the sample do not fit."""
         blocks = training.parallel.blocks
         build = build_of(training.model, training.train.lora, training.optimizer, blocks)
@@ -173,7 +173,7 @@ class Estimator:
         measured = MeasuredActivations(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
-    def least(self, training: Planned, ranks: int) -> float:
+    def least(self, training: PlannedTraining, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored, facts = stored_bytes(training.precision), self.facts
         trained = stored * (1 + optimizer_states(training.optimizer)) * facts.trainable

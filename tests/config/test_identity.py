@@ -24,7 +24,7 @@ VERSION = 1
 DEFAULTS: dict[str, Any] = {
     f"{section}.{name}".lstrip("."): default
     for section, defaults in yaml.safe_load("""
-  '': {seed: 0, model: {}, task: {}, hooks: []}
+  '': {loop: {_target_: hpctrain.supervised}, seed: 0, model: {}, task: {}, hooks: []}
   data: {train_split: train, val_split: val, fields: null, mixture: [],
     shuffle: full, window: 64, subset: null,
     fold: null, group: null, balance: null, repeat: 1, collate: pad, tail: drop,

@@ -118,7 +118,7 @@ def test_what_holds_a_rank_is_told_apart(tmp_path: Path) -> None:
         assert hang.sentence.startswith(f"rank 0 ({hang.host}, pid "), how
         assert "after step 39" in hang.sentence
     # The line of the user, of the stacks that C has written.
-    assert said["lock"].at == "<string>:11 in <lambda>"
+    assert said["lock"].at == "<string>:12 in <lambda>"
     assert ", and sleeps" in said["lock"].sentence
     assert "Current thread" in (tmp_path / "lock/logs/observed/rank0.stacks").read_text()
     assert not (tmp_path / "dead/logs/observed/rank0.stacks").exists()

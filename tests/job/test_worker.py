@@ -60,7 +60,7 @@ def test_the_worker_goes_on_after_a_trial_that_fails(
     monkeypatch.setattr(worker, "train_frozen", trained)
     monkeypatch.setattr(worker, "close_tracking", lambda run, code: None)
     judged = {wrong.run: "", large.run: "restart"}
-    monkeypatch.setattr(worker, "judge", lambda run, *_, inside: judged[run.path])
+    monkeypatch.setattr(worker, "of_run", lambda run, *_, inside: judged[run.path])
     monkeypatch.setattr(worker, "forget", lambda: True)
     folder = tmp_path / "worker"
     folder.mkdir()

@@ -138,7 +138,9 @@ def test_an_array_task_is_a_job_of_several_runs(tmp_path: Path, no_slurm: None) 
     (step,) = (line for line in text.splitlines() if "--kill-on-bad-exit" in line)
     assert "--gpus-per-node=1" in step
     full.write(None)
-    assert [entry.task for entry in full.entries] == [(str(full.script), n) for n in (0, 0, 1, 1)]
+    assert [entry.task for entry in full.entries] == [
+        (str(full.folder / "job.sh"), n) for n in (0, 0, 1, 1)
+    ]
     half = full.halve(tmp_path / "sweep" / "array-2")
     assert [len(each.entries) for each in (full, half)] == [2, 2]
 

@@ -277,7 +277,7 @@ def test_the_road_of_a_site(
     findings = {each.check: each for each in checked(config.launch, config.site, str)}
     found = findings["after a preemption"]
     assert found.found.startswith(road)
-    assert found.verdict == ("warn" if road.startswith("by hand") else "pass")
+    assert found.result == ("warn" if road.startswith("by hand") else "pass")
     assert ("JobRequeue=0 is healed" in found.found) == (requeues == 0)
     assert partition_limit.road(config.site, chain).jobs == jobs
     up = "slurm 22.05.8, Slurmctld(primary) at head is UP"

@@ -54,7 +54,7 @@ def test_a_job_is_requeued_unless_somebody_has_cancelled_it(
 def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     in_container: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hpctrain.engine.job.fit import _lower_micro_batch
+    from hpctrain.engine.loop import _lower_micro_batch
 
     asked: list[object] = []
     monkeypatch.setattr(requeuing, "requeue", asked.append)

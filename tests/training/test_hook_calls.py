@@ -1,12 +1,12 @@
 """Hooks that change what is trained."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
@@ -29,15 +29,10 @@ def calls(hook: Hook) -> Callable[[int], None]:
     model = nn.ModuleDict({"module": nn.Linear(2, 2)})  # as DDP wraps it
     model["module"].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    at, task = [0], Classification("x", "y")
-
-    def seen(batch: Batch | None) -> RunState:
-        return RunState(at[0], model, optimizer, task, batch, {}, NullTracker())
-
-    hooks = Hooks([Hook(), hook], seen)
+    hooks = Hooks([Hook(), hook], model, optimizer, Classification("x", "y"), NullTracker())
 
     def after(step: int) -> None:
-        at[0] = step
+        hooks.session = SimpleNamespace(step=step, metrics={})
         hooks.after_step(step, {})
 
     return after

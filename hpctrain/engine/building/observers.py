@@ -14,13 +14,12 @@ from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
-from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parts.display import Display, choose_display
-from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
+from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
@@ -90,14 +89,7 @@ def build_hooks(config: Config, step: TrainStep, tracker: Tracker) -> Hooks | No
     made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
     if not made:
         return None
-    hooks = Hooks(made, lambda batch: _state(hooks, step, batch, tracker))
-    return hooks
-
-
-def _state(hooks: Hooks, step: TrainStep, batch: Batch | None, tracker: Tracker) -> RunState:
-    """Return what a hook sees at this step."""
-    at, model = hooks.session, (step.model.module, step.optimizer, step.task)
-    return RunState(at.step, *model, batch, at.metrics, tracker)
+    return Hooks(made, step.model.module, step.optimizer, step.task, tracker)
 
 
 def build_profile(steps: str | None, run: RunDir, ranks: RankInfo) -> ProfiledSteps | None:

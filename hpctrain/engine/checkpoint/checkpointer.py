@@ -14,6 +14,7 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -127,7 +128,9 @@ class Checkpointer:
             for own, parameter in zip(each.names, each.parameters, strict=True)
         }
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
-        self.modes = OptimizerModes([*optimizers.values()], trained, self._free_gathered)
+        self.modes = OptimizerModes(
+            [*optimizers.values()], trained, partial(_free_gathered, self.models)
+        )
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
         self._sizes = sizes
         self.more: Tensors | None = None
@@ -340,10 +343,6 @@ class Checkpointer:
     def _replicas_differ(self) -> bool:
         return any(model.replicas_differ for model in self.models.values())
 
-    def _free_gathered(self) -> None:
-        for model in self.models.values():
-            model.free_gathered()
-
     def _weights(self) -> dict[str, dict[str, Any]]:
         """Return what is saved of the parameters and buffers of each model."""
         found = {}
@@ -370,6 +369,11 @@ class Checkpointer:
 def _random(rank: int) -> dict[str, torch.Tensor]:
     """Return the states of the random generators of a rank, as they are saved."""
     return {f"random.{name}.{rank}": each for name, each in generators.states().items()}
+
+
+def _free_gathered(models: Mapping[str, ParallelModel]) -> None:
+    for model in models.values():
+        model.free_gathered()
 
 
 def _bytes_of(values: Iterable[Any]) -> int:

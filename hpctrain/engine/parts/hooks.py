@@ -88,13 +88,25 @@ def _trained(model: nn.Module) -> set[str]:
 
 
 class Hooks(Part):
-    """The part that calls the hooks of a run, in their order, with what `seen` returns."""
+    """The part that calls the hooks of a run, in their order."""
 
     name = "hooks"
 
-    def __init__(self, hooks: Iterable[Hook], seen: Callable[[Batch | None], RunState]) -> None:
-        self._hooks, self._seen = list(hooks), seen
+    def __init__(
+        self,
+        hooks: Iterable[Hook],
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        task: Task,
+        tracker: Tracker,
+    ) -> None:
+        self._hooks = list(hooks)
+        self._trained, self._tracker = (model, optimizer, task), tracker
         self._held: set[str] | None = None  # the parameters that the optimizer has
+
+    def _seen(self, batch: Batch | None) -> RunState:
+        at = self.session
+        return RunState(at.step, *self._trained, batch, at.metrics, self._tracker)
 
     def after_step(self, step: int, batch: Batch) -> None:  # noqa: D102
         state = self._seen(batch)

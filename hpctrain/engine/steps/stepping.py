@@ -216,6 +216,8 @@ class Stepping:
             self.feed.close()
             for close in overriding(self.parts, "close"):
                 close()
+            for part in self.parts:  # else the models would live until Python looks for circles
+                part.session = None
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics of this step, the same on all ranks."""

@@ -43,6 +43,7 @@ from hpctrain.errors import ConfigError, LoopError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+_DATA = "data of steps"  # the name of a position that is kept: no name of a loop's own
 
 
 class Stopped(BaseException):
@@ -77,6 +78,7 @@ class Session:
         self._names: set[str] = set()
         self._closing = ExitStack()
         self._stepping: Stepping | None = None
+        self._entered = False
         self._logged: Logged | None = None
         self._parallel, self._precision = config.parallel, config.precision
         self._mesh: Mesh | None = None
@@ -206,7 +208,7 @@ class Session:
             LoopError: It is entered twice, or the loop has left it before its end.
             HealthError: A logged number is not finite.
         """
-        if self._stepping is not None:
+        if self._entered:
             raise LoopError(
                 "session.steps was entered twice: a run has one loop over its steps; go through "
                 "other data within a step"
@@ -217,6 +219,7 @@ class Session:
                 f"session.steps: max_steps={max_steps}: give the number of steps, at least 1, or "
                 "train.max_steps"
             )
+        self._entered = True
         return self._steps(data, max_steps)
 
     def _steps(self, data: Any, max_steps: int) -> Iterator[tuple[int, Any]]:
@@ -228,7 +231,7 @@ class Session:
         mesh, precision = self._layout()
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
-            self._kept.add("batches", feed.batches, each_rank=True)
+            self._kept.add(_DATA, feed.batches, each_rank=True)
         models, optimizers = self._models, self._optimizers
         made, logged = stepping(
             *(self._place, mesh, precision, feed, max_steps, models, optimizers),
@@ -258,14 +261,13 @@ class Session:
         `val/accuracy`. All ranks log the same names in the same steps. A number that is not finite
         ends the run, as `train.nonfinite` says.
         """
-        if self._logged is None:
-            raise LoopError("session.log: there is no step yet; log within session.steps")
+        self._within_a_step("log")
+        assert self._logged is not None
         self._logged.add(metrics)
 
     def end(self, reason: str) -> None:
         """End the run after this step, before `max_steps`, as finished; `reason` is for people."""
-        if self._stepping is None:
-            raise LoopError("session.end: there is no step yet; call it within session.steps")
+        self._within_a_step("end")
         self._ending.ask(reason)
 
     # --- for the engine
@@ -296,6 +298,11 @@ class Session:
             degrees = Degrees.of(self._parallel, self.world_size)
             self._mesh = Mesh(degrees, self.rank, self.device, self._parallel.weights)
         return self._mesh, Precision(self._precision, self.device)
+
+    def _within_a_step(self, method: str) -> None:
+        if self._logged is None or self.outcome is not None:
+            when = "the steps are over" if self.outcome is not None else "there is no step yet"
+            raise LoopError(f"session.{method}: {when}; call it within session.steps")
 
     def _take(self, name: str, method: str) -> None:
         if self._stepping is not None:

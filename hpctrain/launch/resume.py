@@ -11,6 +11,7 @@ from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable, signature
+from hpctrain.config.rules import own_loop
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry
@@ -147,7 +148,9 @@ def _is_chosen(run: Facts, state: State, *, named: bool) -> bool:
         return state.name in _BY_NAME
     # Somebody has stopped it, with `hpctrain cancel` or with `scancel`.
     by_slurm = run.ended is not None and run.ended.state.startswith("CANCELLED")
-    return state.name in _BY_DEFAULT and run.stop_request is None and not by_slurm
+    if state.name not in _BY_DEFAULT or run.stop_request is not None or by_slurm:
+        return False
+    return not own_loop.is_program(load(RunDir.open(run.path).config_file))
 
 
 def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
@@ -158,6 +161,7 @@ def _entry(run: Facts, overrides: list[str], code: str) -> Entry:
     config = load(directory.config_file, overrides)
     config.output_dir = str(directory.path.parent)  # it may have been moved
     trust.check(run.path, executed(config), directory.code_copy)
+    own_loop.check_callable(config)
     # These keys were meant for the old submission only.
     overridden = {text.partition("=")[0] for text in overrides}
     for key in ("wait", "dry_run", "rerun"):

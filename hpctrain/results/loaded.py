@@ -16,6 +16,7 @@ from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable
+from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.fitting_layout import fit_layout
@@ -122,7 +123,7 @@ class LoadedRun:
         """
         from hpctrain.engine.building.build_model import trained_model
 
-        self.find_code()
+        self.find_code("load_run(RUN).model")
         checkpoint = self.checkpoint(step, best=best)
         return trained_model(self.config, checkpoint, ema=ema).eval()
 
@@ -142,7 +143,7 @@ class LoadedRun:
         """
         from hpctrain.results.sample_inputs import sample_inputs
 
-        self.find_code()
+        self.find_code("load_run(RUN).inputs")
         config = self.config
         return sample_inputs(sample, config.data, config.task, config.precision, config.seed)
 
@@ -178,7 +179,7 @@ class LoadedRun:
         """
         from hpctrain.results.restored import restored
 
-        self.find_code()
+        self.find_code("evaluate")
         config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = self.checkpoint(step, best=best)
         if config.data.evaluated is None:
@@ -225,7 +226,7 @@ class LoadedRun:
         from hpctrain.results.predictor import predict, refuse_divided_outputs
         from hpctrain.results.restored import restored
 
-        self.find_code()
+        self.find_code("predict")
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
         if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: give a split")
@@ -288,14 +289,16 @@ class LoadedRun:
             raise StorageError(f"{folder}: cannot be made ({error.strerror})") from error
         return folder
 
-    def find_code(self) -> None:
+    def find_code(self, what: str) -> None:
         """Let imports that fail find the copy of the code that the run was submitted with.
 
-        It is said if what is found is not the code that the run was trained with.
+        It is said if what is found is not the code that the run was trained with. `what` needs it.
 
         Raises:
-            ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`).
+            ConfigError: The run belongs to somebody who is not trusted (`hpctrain.runs.trust`), or
+                has a loop of its own.
         """
+        check_ours(self.config, what)
         copy = self._run.code_copy
         trust.check(self.path, executed(self.config), copy)
         kept = None if copy is None else Snapshot.load(copy)

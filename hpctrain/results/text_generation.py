@@ -48,7 +48,7 @@ class Generator:
         run. A run that is not a language model's is a ConfigError.
         """
         run = LoadedRun(path)
-        run.find_code()
+        run.find_code("predict --prompt")
         config = run.config
         task = instantiate("task", config.task)
         if not isinstance(task, LanguageModel):

@@ -28,7 +28,7 @@ USES: dict[str, Callable[[Path], Any]] = {
     "evaluate": lambda run: LoadedRun(run).evaluate(),
     "predict": lambda run: LoadedRun(run).predict(None, run / "out"),
     "model": lambda run: LoadedRun(run).model(),
-    "export": lambda run: LoadedRun(run).find_code(),
+    "export": lambda run: LoadedRun(run).find_code("export"),
     "generate": Generator.of,
     "resume": lambda run: resume.main([run.name, "--dir", str(run.parent)]),
     "branch": lambda run: branch(run, ["train.max_steps=9"]),

@@ -55,7 +55,7 @@ class Called:
 def called(config: Config) -> Iterator[Called]:
     """Yield the objects of a config."""
     if own_loop.has_own(config):
-        if config.loop.get("_target_") != own_loop.SCRIPT:
+        if not own_loop.is_program(config):
             advice = "it must be package.module.function, which takes the session"
             yield Called("loop", config.loop, advice, positional=1)
         yield from _listed(config)

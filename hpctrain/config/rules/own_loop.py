@@ -26,6 +26,20 @@ def has_own(config: Config) -> bool:
     return config.loop.get("_target_") != OURS
 
 
+def is_program(config: Config) -> bool:
+    """Return whether the loop is the program that has opened the session."""
+    return config.loop.get("_target_") == SCRIPT
+
+
+def check_callable(config: Config) -> None:
+    """Refuse to call the loop of a program, with a ConfigError."""
+    if is_program(config):
+        raise ConfigError(
+            f"loop._target_={SCRIPT}: the loop of this run is a program that opens the session by "
+            "itself: start it again, with the same overrides, and it goes on from its checkpoint"
+        )
+
+
 def check_ours(config: Config, what: str) -> None:
     """Refuse what needs the model and the task of our own loop, with a ConfigError."""
     if has_own(config):
@@ -52,6 +66,11 @@ def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
         yield (
             "train.nonfinite=skip: a loop of one's own has made its update when it logs a number, "
             "so it cannot be left out; use stop or rollback"
+        )
+    if config.train.nonfinite == "rollback" and is_program(config):
+        yield (
+            "train.nonfinite=rollback: the session is opened by a program, whose lines before it "
+            "cannot be called once more; use stop, or make the loop a function (loop=NAME)"
         )
     if config.hooks:
         yield "hooks: they are of the loop hpctrain.supervised; a loop of one's own calls its own"

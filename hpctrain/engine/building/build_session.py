@@ -19,6 +19,7 @@ from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.parts.timer import Timer
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.steps.feeds import OwnFeed
 from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.steps.place import Place
@@ -61,15 +62,16 @@ def stepping(
     parts: Sequence[Part] = [kept, logged, ending, patience]
     say = partial(notes.say, "slow_rank")
     slow_ranks = SlowRanks(mesh, ranks.rank, ranks.host, say=say)
+    measured = feed, place.account, slow_ranks, precision, tracker
     made = Stepping(
         feed=feed,
         checkpointer=checkpointer,
-        exchange=Exchange(mesh, [place.stop, timer, checkpointer.saves, ending]),
+        exchange=Exchange(mesh, [place.stop, timer, checkpointer.saves, ending, logged]),
         tracker=tracker,
         display=observers.build_display(run, ranks, config.metric),
         stop=place.stop,
         health=health,
-        meter=Meter(feed, place.account, slow_ranks, precision, tracker),
+        meter=Meter(*measured, counts_samples=not isinstance(feed, OwnFeed)),
         device=place.device,
         max_steps=max_steps,
         every=Every(observers.report_every(train, max_steps), saves.every_steps, saves.at_end),

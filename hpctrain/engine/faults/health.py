@@ -110,9 +110,9 @@ class Health:
         self, step: int, consumed: int, samples: Callable[[], Samples], batch: Batch | None = None
     ) -> None:
         """Say which step comes next; the arguments are those of `Judged`."""
-        kept, nbytes = batch or {}, 0
+        kept, nbytes = batch if isinstance(batch, dict) else {}, 0  # a loop's own may be anything
         for each in kept.values():
-            if each.is_cuda:
+            if getattr(each, "is_cuda", False):
                 nbytes += each.nbytes
         self._begun = Judged(step, consumed, samples, batch=kept if nbytes <= _KEPT_BYTES else {})
 
@@ -165,6 +165,8 @@ class Health:
     def respond(self, problem: str, judged: Judged) -> None:
         """Respond to a step in which the `problem` is not finite; raise what `judge` raises."""
         step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
+        if self.names is not None:
+            cure = _CURE_OF_OWN
         found = _gathered(problem, judged)
         subject = problem
         if self.names is not None and problem == _LOSS:
@@ -242,6 +244,10 @@ _CURE = (
     "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
     "run with a smaller optimizer.lr or with train.clip_norm"
 )
+_CURE_OF_OWN = (
+    "Resuming the run starts from its newest healthy checkpoint. If the batch is to blame, resume "
+    "it with train.nonfinite=rollback, which leaves it out (in a loop that is a function)"
+)
 _COUNTS = (
     "If that is right for the data, train.nonfinite=skip leaves out such steps, at most "
     "10 within 1000; or let the task count what every batch "
@@ -288,7 +294,9 @@ def _not_finite(judged: Judged) -> list[dict[str, Any]]:
     rows = batch["mask"].nonzero().flatten().tolist()
     fields: list[list[dict[str, Any]]] = []
     for name, values in batch.items():
-        if not (values.is_floating_point() or values.is_complex()) or not values.dim():
+        if not isinstance(values, torch.Tensor) or not values.dim():
+            continue
+        if not (values.is_floating_point() or values.is_complex()):
             continue
         counts = (~values.isfinite()).reshape(len(values), -1).sum(1).tolist()
         wrong = [(n, row) for n, row in enumerate(rows) if row < len(counts) and counts[row]]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from hpctrain.base.secrets import mask_logging
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules import own_loop
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
@@ -128,6 +129,7 @@ def _train_to_the_end(
     again: bool = False,
     began: float | None = None,
 ) -> int:
+    own_loop.check_callable(config)
     if ranks.until is not None and run.read().paused_at == ranks.until:
         if ranks.is_main:
             print(f"{run.name} is paused at step {ranks.until} already")

@@ -55,8 +55,9 @@ class Meter:
     """Measures the training of one rank.
 
     A step has at most the `batch_size` samples of the loader; the last one of an epoch may have
-    fewer. The meters of an attempt share the account of where its seconds went. `counts_tokens`
-    tells whether the count of the task's loss is one of tokens.
+    fewer. The meters of an attempt share the account of where its seconds went. `counts_samples`
+    tells whether the loader knows its samples, and `counts_tokens` whether the count of the task's
+    loss is one of tokens.
     """
 
     def __init__(
@@ -67,12 +68,14 @@ class Meter:
         precision: Precision,
         tracker: Tracker,
         *,
+        counts_samples: bool = True,
         counts_tokens: bool = False,
         utilisation: Utilisation | None = None,
     ) -> None:
         self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks
         self._precision, self._tracker, self._counts_tokens = precision, tracker, counts_tokens
+        self._counts_samples = counts_samples
         self._utilisation = utilisation
         self._on_gpu = precision.device.type == "cuda"
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
@@ -138,11 +141,10 @@ class Meter:
         memory, lost_s = self._slow_ranks.compare(own)
         self._account.lose(lost_s)
         speed = (self._samples - self._samples_before) / elapsed
-        found: dict[str, float] = {
-            names.SAMPLES_PER_S: speed,
-            names.SAMPLES_SEEN: self._samples,
-            names.DATA_WAIT_FRACTION: took.waited / elapsed,
-        }
+        found: dict[str, float] = {}
+        if self._counts_samples:
+            found |= {names.SAMPLES_PER_S: speed, names.SAMPLES_SEEN: self._samples}
+        found[names.DATA_WAIT_FRACTION] = took.waited / elapsed
         if self._counts_tokens:
             tokens = int(counts.get("loss", 0))
             self._tokens += tokens

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from hpctrain.engine.distributed import objects
+from hpctrain.engine.faults.copied import Copied
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import Numbers
@@ -35,6 +36,8 @@ class Logged(Part):
         self._sums: dict[str, torch.Tensor] = {}  # a sum and a count, in float64 on the device
         self._step: dict[str, torch.Tensor] = {}  # what was logged in this step
         self._now = False  # whether something was logged that belongs to this step alone
+        self._totals = Copied()
+        self._before: dict[str, torch.Tensor] = {}  # what was logged in the step before
 
     def add(self, metrics: Mapping[str, Number | tuple[Number, Number]]) -> None:
         """Add numbers, or pairs of a sum and a count, to those of this rank."""
@@ -72,12 +75,30 @@ class Logged(Part):
     def judge(self, own: torch.Tensor, total: Numbers) -> None:
         """Let health judge this step, by the sum over all ranks of what `own` returned."""
         one = torch.ones((), dtype=torch.float64, device=self._mesh.device)
-        logged, self._step = self._step, {}
-        self._health.names = lambda: [n for n, pair in logged.items() if not pair.isfinite().all()]
+        # The numbers of a GPU are judged a step late.
+        logged = [*self._before.items(), *self._step.items()]
+        self._before, self._step = self._step, {}
+        self._health.names = lambda: [name for name, pair in logged if not pair.isfinite().all()]
         self._health.accepts(total[0], None, own[0], one)
+
+    def flags(self) -> list[float]:
+        """Return whether a metric of this rank belongs to this step alone."""
+        return [float(self._now)]
+
+    def offer(self, totals: Numbers) -> None:
+        """Take how many ranks have such a metric."""
+        self._totals.offer(totals)
 
     def wants_report(self) -> bool:
         """Return whether a metric belongs to this step alone."""
+        every = self._mesh.degrees.ranks
+        for (ranks,), _ in self._totals.take(late=True):
+            if 0 < ranks < every:
+                raise ConfigError(
+                    f"session.log: {ranks:.0f} of {every} ranks have logged metrics outside of "
+                    "train/ in a step: all ranks log the same names in the same steps, also those "
+                    "whose numbers are nothing to add, as a pair (0, 0)"
+                )
         return self._now
 
     def report(self) -> dict[str, float]:

@@ -75,12 +75,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.composing.compose_call import composed
+    from hpctrain.config.rules.own_loop import check_ours
     from hpctrain.launch.freeze import check
 
     with composed(overrides, options.config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; give single values")
         config = call.composer.typed(call.runs[0])
+    check_ours(config, "bench")
     config.tracking.enabled = False
     check(config, ranks.world_size)
     return config

@@ -15,6 +15,7 @@ from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.console import Console
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing.compose import compose
+from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError, LaunchError
@@ -165,6 +166,7 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
     config = compose([*(["--config-dir", config_dir] if config_dir else []), *without, *added])
     if config is None:
         raise ConfigError("plan takes KEY=VALUE arguments of one run, without -m and --cfg")
+    check_ours(config, "plan")
     if not config.model:
         raise ConfigError(
             "model is missing: give model=NAME, or choose an experiment=NAME that has one (python "

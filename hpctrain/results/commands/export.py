@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     # Imported late: torch takes seconds, and an error above needs none of it.
     from hpctrain.results.exporting.exporter import Exporter
 
-    run.find_code()
+    run.find_code("export")
     exporter = Exporter(
         ModelSections.of(run.config),
         checkpoint,

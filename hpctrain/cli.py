@@ -151,6 +151,11 @@ def _call(first: str, argv: list[str]) -> int:
     gone.check_command("hpctrain", argv)
     if first in commands:
         return commands[first](argv[1:])
+    from hpctrain.base.extensions import of_others
+
+    if (found := of_others("hpctrain.commands", first)) is not None:
+        guard()
+        return int(found(argv[1:]) or 0)
     meant = "".join(difflib.get_close_matches(first, commands, n=1))
     hint = f"did you mean {meant}? " if meant else ""
     raise ConfigError(

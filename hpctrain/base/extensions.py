@@ -1,7 +1,7 @@
 """What extensions give to the core, by name: the core never imports an extension.
 
 extensions.yaml ── our own: a name, and `module` or `module:attribute` ──┐
-entry points of the group hpctrain.parts ── those of other packages ─────┴── offered, others
+entry points of the group hpctrain.commands ── those of other packages ──┴── offered, of_others
 
 Nothing is imported before it is asked for.
 """
@@ -9,7 +9,6 @@ Nothing is imported before it is asked for.
 import functools
 import importlib
 import logging
-from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from operator import attrgetter
 from pathlib import Path
@@ -33,13 +32,14 @@ def offered(name: str) -> Any:
     return attrgetter(attribute)(found) if attribute else found
 
 
-def others(group: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield what other packages offer in a group of entry points, by name.
+def of_others(group: str, name: str) -> Any:
+    """Return what another package offers under a name in a group of entry points; None if nobody.
 
     One that cannot be imported is told and left out.
     """
-    for entry in sorted(entry_points(group=group), key=lambda each: each.name):
+    for entry in entry_points(group=group, name=name):
         try:
-            yield entry.name, entry.load()
+            return entry.load()
         except Exception as error:
-            log.warning("%s %s of %s is left out: %s", group, entry.name, entry.value, error)
+            log.warning("%s: %s (%s) is left out: %s", group, name, entry.value, error)
+    return None

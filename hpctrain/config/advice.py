@@ -87,7 +87,7 @@ def changed(config: Config, overrides: str) -> Config:
 def _values(config: Config, degrees: Degrees, power: int) -> dict[str, int]:
     """Return the values that stand in the overrides; without those that would change nothing."""
     train, data, launch = config.train, config.data, config.launch
-    batch = BatchSizes.of(config, degrees)
+    batch = BatchSizes.of(train, config.parallel, degrees)
     found = {
         "larger_batch": 2 * train.global_batch_size,
         "threads": 2 * max(1, data.threads),

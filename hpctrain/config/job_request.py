@@ -5,6 +5,7 @@ Config ── JobRequest.of() ── cluster.slurm: script, sbatch, excluded hos
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpctrain.config.rank_counts import fitting_nodes
@@ -33,15 +34,14 @@ class JobRequest:
             site=config.site,
             nodes=fitting_nodes(config),
             data=config.data.paths,
-            alike=config.launch.nodes != 1 and not may_differ(config),
+            alike=config.launch.nodes != 1 and not may_differ(config.site, config.parallel.weights),
         )
 
 
-def may_differ(config: Config) -> bool:
+def may_differ(site: SiteConfig, weights: Sequence[int] | None) -> bool:
     """Return whether the nodes of a job may differ.
 
     It has `parallel.weights`, or a choice of partitions, types of GPUs or features.
     """
-    site = config.site
     chosen = f"{site.partition} {site.gpu_type} {site.constraint}"
-    return config.parallel.weights is not None or "," in chosen or "|" in chosen
+    return weights is not None or "," in chosen or "|" in chosen

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema import CheckpointConfig, Config, LoRAConfig, PrecisionConfig
+from hpctrain.config.schema import (
+    CheckpointConfig,
+    Config,
+    LoRAConfig,
+    OptimizerConfig,
+    PrecisionConfig,
+)
 
 
 @dataclass(frozen=True)
@@ -15,6 +21,9 @@ class ModelSections:
 
     model: Mapping[str, Any]
     precision: PrecisionConfig
+    seed: int  # what its constructor draws follows from it
+    optimizer: OptimizerConfig  # its groups say which parameters are frozen
+    blocks: list[str]  # `parallel.blocks`
     lora: LoRAConfig
     start: CheckpointConfig
     output_dir: str  # a run that `checkpoint.init_from` names is in it
@@ -22,5 +31,7 @@ class ModelSections:
     @classmethod
     def of(cls, config: Config) -> ModelSections:
         """Return these sections of a config."""
-        lora, start = config.train.lora, config.checkpoint
-        return cls(config.model, config.precision, lora, start, config.output_dir)
+        return cls(
+            *(config.model, config.precision, config.seed, config.optimizer),
+            *(config.parallel.blocks, config.train.lora, config.checkpoint, config.output_dir),
+        )

@@ -54,13 +54,12 @@ def size_problems(config: Config, ranks: int) -> Iterator[str]:
     except ConfigError as error:
         yield str(error)
         return
-    weighted = config.parallel.weights is not None
-    if weighted and (wrong := list(batch_sizes.weight_problems(config, degrees))):
+    if wrong := list(batch_sizes.weight_problems(config.launch, config.parallel.weights, degrees)):
         yield from wrong
         return
     yield from parallel_problems(config, degrees)
     yield from division_problems(config, degrees)
-    yield from batch_sizes.problems(config, degrees)
+    yield from batch_sizes.problems(config.train, config.parallel, degrees)
 
 
 def _job(config: Config, ranks: int) -> str:

@@ -10,10 +10,8 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.advice import cures
-from hpctrain.config.schema import Config
 from hpctrain.engine.building.build import build
 from hpctrain.engine.session import Session
-from hpctrain.engine.supervised.micro_batches import MicroBatches
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -32,24 +30,23 @@ def supervised(session: Session) -> None:
         trainer.fit()
     except RuntimeError as error:
         if is_out_of_memory(error):
-            _lower_micro_batch(place.config, place.run, place.ranks, trainer.micro_batches)
+            sizes, ranks = trainer.micro_batches, place.ranks
+            if sizes is None or (rows := sizes.smaller) is None:
+                log.error("out of memory: %s", cures("one row", place.config, ranks.world_size))
+            else:
+                _lower_micro_batch(place.run, ranks, sizes.rows, rows)
         raise
 
 
-def _lower_micro_batch(
-    config: Config, run: RunDir, ranks: RankInfo, sizes: MicroBatches | None
-) -> None:
+def _lower_micro_batch(run: RunDir, ranks: RankInfo, rows: int, smaller: int) -> None:
     """Let the next attempt use smaller micro-batches, and ask for it."""
-    if sizes is None or (rows := sizes.smaller) is None:
-        log.error("out of memory: %s", cures("one row", config, ranks.world_size))
-        return
     # The other ranks wait in a collective operation for this one: it cannot repeat the step.
     # `hpctrain.engine.job.verdict` finds this, and lets the batch script start the ranks again.
-    run.update(micro_batch_rows=rows, lowered_in=list(ranks.attempt_key))
+    run.update(micro_batch_rows=smaller, lowered_in=list(ranks.attempt_key))
     log.error(
         "out of memory with micro-batches of %d rows; the run goes on from its last checkpoint "
         "with %d rows when it is started again",
-        *(sizes.rows, rows),
+        *(rows, smaller),
     )
     if ranks.launcher == "slurm" and not epochs.in_loop(run.path, ranks.attempt_key):
         requeue_from_rank(ranks.job_id)

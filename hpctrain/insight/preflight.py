@@ -23,8 +23,8 @@ from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.job_request import may_differ
-from hpctrain.config.schema import Config
+from hpctrain.config.job_request import JobRequest, may_differ
+from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.errors import NodeError, StorageError
 from hpctrain.insight.doctor import comparison, exclusion
@@ -41,19 +41,27 @@ from hpctrain.runs.state.verdict import go_on
 log = logging.getLogger(__name__)
 
 
-def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.device) -> None:
+def check_nodes(
+    job: JobRequest,
+    parallel: ParallelConfig,
+    network: NetworkConfig,
+    data: DataConfig,
+    run: RunDir,
+    ranks: RankInfo,
+    device: torch.device,
+) -> None:
     """Check the nodes; all ranks call it, in their process group, and all raise NodeError."""
-    mode = config.launch.preflight
+    mode = job.launch.preflight
     # A process that was started by hand is looked at only on demand.
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
     asked = Expectation.of(
-        *(config.launch, config.parallel, config.network, config.data, config.output_dir),
-        mixed=may_differ(config),
+        *(job.launch, parallel, network, data, job.output_dir),
+        mixed=may_differ(job.site, parallel.weights),
     )
     places = checked(asked, ranks, device, full=mode == "full")
-    bad = _remember(config.output_dir, ranks, places) if ranks.is_main else []
+    bad = _remember(job.output_dir, ranks, places) if ranks.is_main else []
     if ranks.is_main:
         seconds = time.monotonic() - begin
         nodes = f"{len(places)} node{'s' * (len(places) > 1)}"
@@ -70,26 +78,26 @@ def check_nodes(config: Config, run: RunDir, ranks: RankInfo, device: torch.devi
         f"launch.preflight={mode}: {few(failed, 5, '; ')}; launch.preflight=off trains all the same"
     )
     if ranks.is_main and bad:
-        go_on(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), config)
+        go_on(run, ranks, End(NODE, described(error), hosts=tuple(bad), bad=True), job)
     objects.broadcast(None)  # Slurm ends all ranks with the first, so rank 0 decides before
     raise error
 
 
-def wait_for_gpus(config: Config, run: RunDir, ranks: RankInfo) -> None:
+def wait_for_gpus(device: str, launch: LaunchConfig, run: RunDir, ranks: RankInfo) -> None:
     """Wait until this rank's GPUs, which it does not use yet, are free of the step before.
 
     A process that cannot be killed keeps its memory: after a minute the log says so.
     """
     home = Path(ranks.worker or run.path)
-    alone = config.parallel.device != "cpu" and config.launch.gpus_per_run is None
+    alone = device != "cpu" and launch.gpus_per_run is None
     if alone and epochs.follows(home, ranks.attempt_key):
-        uuids = node_job.visible_gpus(config.parallel.device)
+        uuids = node_job.visible_gpus(device)
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:
             log.warning("%s: %s, still of the step before", ranks.host(ranks.rank), each)
 
 
-def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> list[str]:
+def lost_gpu(job: JobRequest, run: RunDir, ranks: RankInfo, hosts: Sequence[str]) -> list[str]:
     """Exclude hosts that have lost a GPU; rank 0 calls it. Return those to go on without.
 
     Of the `hosts`, which show fewer GPUs than the job has there, it is the one on which a GPU had a
@@ -104,9 +112,9 @@ def lost_gpu(config: Config, run: RunDir, ranks: RankInfo, hosts: Sequence[str])
         host: [Finding("number of GPUs", "fail", f"fewer than the job has: {each}", "", DRAIN)]
         for host, each in why.items()
     }
-    if not places or config.launch.preflight == "off":
+    if not places or job.launch.preflight == "off":
         return []
-    return _remember(config.output_dir, ranks, places)
+    return _remember(job.output_dir, ranks, places)
 
 
 def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:

@@ -10,17 +10,18 @@ import dataclasses
 
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import ParallelConfig, TrainConfig
 from hpctrain.errors import ConfigError
 
 
-def fit_layout(config: Config, ranks: int, *, whole_outputs: bool = False) -> str:
-    """Change `parallel` so that it fits, in place; return what has changed, for people, or "".
+def fit_layout(
+    parallel: ParallelConfig, ranks: int, *, whole_outputs: bool = False
+) -> tuple[ParallelConfig, str]:
+    """Return a layout that fits, and what has changed, for people, or "".
 
     With `whole_outputs` a rank must have whole outputs of the model, which the stages of a pipeline
     and the parts of a sequence (context parallel) do not have.
     """
-    parallel = config.parallel
     divides = whole_outputs and (parallel.pp > 1 or parallel.cp > 1)
     try:
         Degrees.of(parallel, ranks)
@@ -28,12 +29,12 @@ def fit_layout(config: Config, ranks: int, *, whole_outputs: bool = False) -> st
         pass
     else:
         if not divides:
-            return ""
+            return parallel, ""
     before, tp = _named(parallel), parallel.tp if ranks % parallel.tp == 0 else 1
     dp = ranks // tp
     sharded = parallel.fsdp.offload or parallel.dp_shard not in (0, 1)
     sharded |= parallel.tp > tp or parallel.pp > 1 or parallel.cp > 1
-    config.parallel = dataclasses.replace(
+    fitting = dataclasses.replace(
         parallel,
         dp_replicate=1 if sharded else dp,
         dp_shard=dp if sharded else 1,
@@ -44,25 +45,24 @@ def fit_layout(config: Config, ranks: int, *, whole_outputs: bool = False) -> st
         pp=1,
         cp=1,
     )
-    return (
+    return fitting, (
         f"the run was trained with {before}; {ranks} rank{'' if ranks == 1 else 's'} now: "
-        f"{_named(config.parallel)} (KEY=VALUE chooses another layout)"
+        f"{_named(fitting)} (KEY=VALUE chooses another layout)"
     )
 
 
-def fit_batch(config: Config, degrees: Degrees) -> None:
+def fit_batch(train: TrainConfig, parallel: ParallelConfig, degrees: Degrees) -> None:
     """Let the batch be one that these ranks can divide, in place; it does not change a result.
 
     There may be no such batch, which is a ConfigError.
     """
-    train = config.train
-    config.parallel.weights = None
+    parallel.weights = None
     train.micro_batch_size, train.batch_size_ramp = None, []
     if degrees.pp == 1:
         train.accumulate = 1
     unit = degrees.dp * train.accumulate
     train.global_batch_size = -(-train.global_batch_size // unit) * unit
-    if wrong := list(batch_sizes.problems(config, degrees)):
+    if wrong := list(batch_sizes.problems(train, parallel, degrees)):
         raise ConfigError("\n".join(wrong))
 
 

@@ -121,11 +121,12 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
+        from hpctrain.config.model_sections import ModelSections
         from hpctrain.engine.building.build_model import trained_model
 
         self.find_code("load_run(RUN).model")
         checkpoint = self.checkpoint(step, best=best)
-        return trained_model(self.config, checkpoint, ema=ema).eval()
+        return trained_model(ModelSections.of(self.config), checkpoint, ema=ema).eval()
 
     def inputs(self, sample: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
         """Return the positional arguments of `model()` for one sample, as a batch of one.
@@ -267,7 +268,9 @@ class LoadedRun:
         config = load(self._run.config_file, overrides)
         if not any(text.startswith("parallel.") for text in overrides):
             ranks = RankInfo.from_env()
-            changed = fit_layout(config, ranks.world_size, whole_outputs=whole_outputs)
+            config.parallel, changed = fit_layout(
+                config.parallel, ranks.world_size, whole_outputs=whole_outputs
+            )
             if changed and ranks.is_main:
                 log.warning("%s", changed)
         if ema and config.train.ema is None:

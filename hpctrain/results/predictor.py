@@ -113,12 +113,13 @@ class _Prediction:
         parts = trained.parts
         self._trained, self._out, self._facts = trained, out, referenced(facts)
         self._mesh, self._task, self._ranks = parts.mesh, task, parts.ranks
-        self._rows = 2 * BatchSizes.of(parts.config, self._mesh.degrees).share
+        config, degrees = parts.config, self._mesh.degrees
+        self._rows = 2 * BatchSizes.of(config.train, config.parallel, degrees).share
         self._feed: DevicePrefetcher = parts.data.in_order(self._rows)
         self._count = self._feed.loader.count
         # The ranks make equally many passes, since those of FSDP gather parameters together.
         self._passes = -(-self._count // (self._mesh.dp_size * self._rows))
-        self._split = str(parts.config.data.evaluated)
+        self._split = str(config.data.evaluated)
         self._written: list[Any] = []
 
     def run(self) -> Index:

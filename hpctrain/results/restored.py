@@ -80,14 +80,14 @@ def restored(
             f"{error}\nThe run was trained in another layout; a checkpoint fits any: give one for "
             "these ranks, such as parallel.tp=1 parallel.pp=1"
         ) from error
-    fit_batch(config, degrees)
+    fit_batch(config.train, config.parallel, degrees)
     with (
         process_group(ranks, config.parallel, config.launch, folder) as device,
         default_dtype(config.precision),
     ):
         parts = Parts(config, ranks, device)
         model = parts.model(divided_loss=divided_loss, trains=False)
-        load_trained(config, checkpoint, model)
+        load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
         saved = Manifest.read(checkpoint)
         model.step = saved.step
         TaskState(parts.task).load_state_dict(saved.progress.get("task"))

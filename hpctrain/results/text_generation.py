@@ -15,6 +15,7 @@ from typing import Self
 import torch
 from torch import nn
 
+from hpctrain.config.model_sections import ModelSections
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
@@ -57,7 +58,7 @@ class Generator:
             )
         tokenizer = DatasetTokenizer.of(data or config.data.path, task.tokens)
         checkpoint = run.checkpoint()
-        model = trained_model(config, checkpoint)
+        model = trained_model(ModelSections.of(config), checkpoint)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         if found := unused_gpu():
             log.warning("the CPU generates: %s", found)

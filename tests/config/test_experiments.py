@@ -24,7 +24,7 @@ def test_an_experiment_on_its_nodes(
 ) -> None:
     config = composer.typed(overrides)
     validate(config, ranks)
-    sizes = BatchSizes.of(config, Degrees.of(config.parallel, ranks))
+    sizes = BatchSizes.of(config.train, config.parallel, Degrees.of(config.parallel, ranks))
     assert sizes.micro == micro
 
 

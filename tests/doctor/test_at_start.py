@@ -110,7 +110,8 @@ def refused(output: str, mode: str) -> str:
     ranks = RankInfo("slurm", dist.get_rank(), dist.get_rank(), 0, 2, 2, 1, "127.0.0.1", 0, ())
     too_many = config(output, preflight=mode, cpus_per_task=10**6)
     try:
-        check_nodes(too_many, RunDir(Path(output) / "run"), ranks, CPU)
+        sections = too_many.parallel, too_many.network, too_many.data
+        check_nodes(JobRequest.of(too_many), *sections, RunDir(Path(output) / "run"), ranks, CPU)
     except NodeError as error:
         return str(error)
     return ""
@@ -127,7 +128,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     )
     differ = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA H100", "")
     ranks = RankInfo("slurm", 0, 0, 0, 2, 2, 1, "127.0.0.1", 0, (), job_id="7")
-    mine, run = config(str(tmp_path)), RunDir(tmp_path / "run")
+    mine, run = JobRequest.of(config(str(tmp_path))), RunDir(tmp_path / "run")
     run.update(attempts=[])
     run.begin_attempt(job_id="7", first_step=0)
     bad = preflight_module._remember(str(tmp_path), ranks, {"node1": [differ]})
@@ -135,7 +136,7 @@ def test_a_requeued_job_avoids_the_node_whose_own_gpus_differ(
     verdict.go_on(run, ranks, end, mine)
     assert asked == [("7", "node1")]
     assert (run.read().attempt.verdict, run.read().attempt.avoid) == ("requeue", ("node1",))
-    assert excluded_hosts.avoided(JobRequest.of(mine)) == []
+    assert excluded_hosts.avoided(mine) == []
 
 
 def test_all_ranks_refuse_a_node_together(tmp_path: Path) -> None:
@@ -167,7 +168,10 @@ def test_a_node_that_shows_fewer_gpus_is_left(
     ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, "127.0.0.1", 0, ("n1", "n2"))
     attempts = [SimpleNamespace(reason=reason), SimpleNamespace(reason="")]
     run: Any = SimpleNamespace(read=lambda: SimpleNamespace(attempts=attempts))
-    assert preflight_module.lost_gpu(config(str(tmp_path)), run, ranks, hosts) == expected
+    assert (
+        preflight_module.lost_gpu(JobRequest.of(config(str(tmp_path))), run, ranks, hosts)
+        == expected
+    )
     assert sorted(excluded_hosts.read(str(tmp_path))) == expected
-    off = config(str(tmp_path), preflight="off")
+    off = JobRequest.of(config(str(tmp_path), preflight="off"))
     assert preflight_module.lost_gpu(off, run, ranks, hosts) == []

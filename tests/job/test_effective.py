@@ -19,11 +19,12 @@ def test_what_follows_from_batch_and_epochs() -> None:
         scheduler=SchedulerConfig(warmup_epochs=5),
         train=TrainConfig(global_batch_size=512, accumulate=2, max_epochs=90),
     )
-    batch = BatchSizes.of(config, Degrees(dp_replicate=8))
+    batch = BatchSizes.of(config.train, config.parallel, Degrees(dp_replicate=8))
     assert (batch.share, batch.micro) == (64, 32)
 
     def effective() -> Effective:
-        return Effective.of(config, batch, 100, (100).__mul__)
+        sections = config.optimizer, config.scheduler, config.train
+        return Effective.of(*sections, batch, 100, (100).__mul__)
 
     assert str(effective()) == (
         "peak lr 0.2, warm-up 500 of 9000 steps, 100 steps per epoch, global batch 512 = dp 8 x "

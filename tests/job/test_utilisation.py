@@ -33,7 +33,8 @@ def built(
     build = partial(instantiate, "model", config.model)
     rank = 0 if is_main else 1
     ranks = RankInfo("test", rank, rank, 0, 4, 4, 1, "localhost", 1)
-    return build_utilisation(build, spread, instantiate("task", config.task), config, ranks)
+    task = instantiate("task", config.task)
+    return build_utilisation(build, spread, task, config.hardware, ranks)
 
 
 def at_thousand(composer: Composer, batch: Batch, *overrides: str) -> dict[str, float]:

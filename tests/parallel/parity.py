@@ -233,8 +233,9 @@ def config(cell: Cell) -> Config:
         keys |= {"optimizer": sgd, "optimizer.groups": RULES, "optimizer.layer_decay": 0.8}
     made = config_with(keys | dict(cell.keys))
     degrees = Degrees.of(made.parallel, cell.ranks)
-    problems = [*parallel_problems(made, degrees), *batch_sizes.weight_problems(made, degrees)]
-    problems += batch_sizes.problems(made, degrees)
+    problems = [*parallel_problems(made, degrees)]
+    problems += batch_sizes.weight_problems(made.launch, made.parallel.weights, degrees)
+    problems += batch_sizes.problems(made.train, made.parallel, degrees)
     assert not problems, problems
     return made
 
@@ -288,7 +289,7 @@ def build(cell: Cell, health: Health | None = None) -> Training:
         optimizer = torch.optim.AdamW(model.parameters)
     base = made.optimizer.lr if cell.optimizer == "features" else None
     average = Average(model, EMA if cell.averages else None)
-    rows = batch_sizes.parts_of_ramp(made, mesh.degrees, mesh.weight)
+    rows = batch_sizes.parts_of_ramp(made.train, made.parallel, mesh.degrees, mesh.weight)
     ramp = Ramp(model, rows, None) if rows else None
     step = step_of(
         *(model, task, optimizer, made.train.clip_norm, health, base),

@@ -79,8 +79,8 @@ def test_a_batch_that_is_one_piece_is_never_split() -> None:
     """Packed samples have no rows to split."""
     config = Config()
     config.data.collate = "pack"
-    model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config, Degrees())
-    assert _micro_batches(config, RunDir(Path()), ALONE, model, sizes) is None
+    model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config.train, config.parallel, Degrees())
+    assert _micro_batches(config.data, config.train, RunDir(Path()), ALONE, model, sizes) is None
     whole = make()  # this step has no MicroBatches either
     whole.task = Simulated(250.0)
     with pytest.raises(torch.OutOfMemoryError):

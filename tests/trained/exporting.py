@@ -217,7 +217,7 @@ def check(
         keys += tuple((f"train.lora.{key}", value) for key, value in lora.items())
     made = run_ranks(save, size, node, keys, folder, digest, folder / "base.safetensors")
     checkpoint = folder / "step-00000001"
-    ours = logits(trained_model(config, checkpoint))
+    ours = logits(trained_model(ModelSections.of(config), checkpoint))
     for theirs in made:
         if theirs is not None:
             within([apart(theirs, ours)], EXACT)

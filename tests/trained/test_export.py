@@ -108,7 +108,7 @@ def test_transformers_reads_our_llama(tmp_path: Path) -> None:
     made = export(config, checkpoint, tmp_path / "out", shard_bytes=40_000)
     assert len(made.files) > 1
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    ours = trained_model(config, checkpoint)
+    ours = trained_model(ModelSections.of(config), checkpoint)
     # The Llama of transformers computes norms and angles in float32, whatever its weights are in.
     within([apart(logits(theirs), logits(ours))], 1e-5)
 
@@ -173,7 +173,7 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload()
-    ours = trained_model(config, checkpoint)
+    ours = trained_model(ModelSections.of(config), checkpoint)
     within([apart(logits(theirs), logits(ours))], EXACT)
     found = load_file(tmp_path / "merged" / "model.safetensors")
     expected = theirs.state_dict()
@@ -199,7 +199,7 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
 def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
     """A frozen adapter is in the checkpoint; other frozen parameters are those of the base."""
     config, checkpoint = _lora(tmp_path, freeze=["layers.1.*", "norm.*"])
-    model = trained_model(config, checkpoint)
+    model = trained_model(ModelSections.of(config), checkpoint)
     base = load_file(tmp_path / "base.safetensors")
     saved = TensorReader(checkpoint).saved
     assert {"model.layers.1.mlp.down.lora_A", "model.layers.1.mlp.down.lora_B"} <= {*saved}
@@ -228,7 +228,7 @@ def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
     assert export(config, checkpoint, tmp_path / "out", dtype="bf16").kind == "Hugging Face"
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
     assert theirs.dtype == torch.bfloat16
-    ours = trained_model(config, checkpoint)
+    ours = trained_model(ModelSections.of(config), checkpoint)
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, ours.state_dict()[name].bfloat16()), name
     with pytest.raises(ConfigError, match="the run has no adapters"):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, ParallelConfig, TrainConfig
+from hpctrain.config.schema import LaunchConfig, ParallelConfig, TrainConfig
 
 
 class BatchSizeRamp(NamedTuple):
@@ -66,10 +66,12 @@ class BatchSizes:
     accumulate: int  # the micro-batches of a share; `train.micro_batch_size=auto` begins with 1
 
     @classmethod
-    def of(cls, config: Config, degrees: Degrees, global_size: int | None = None) -> Self:
-        """Return the sizes of a config; without a `global_size`, those after the ramp."""
-        train, parts = config.train, _shares(config.parallel, degrees.dp)
-        size, number = global_size or train.global_batch_size, train.accumulate
+    def of(
+        cls, train: TrainConfig, parallel: ParallelConfig, degrees: Degrees, size: int | None = None
+    ) -> Self:
+        """Return the sizes of a training for a global `size`; None is the one after the ramp."""
+        parts = _shares(parallel, degrees.dp)
+        size, number = size or train.global_batch_size, train.accumulate
         if train.micro_batch_size not in (None, "auto"):
             number = size // (parts * int(str(train.micro_batch_size)))
         return cls(size, parts, number)
@@ -99,23 +101,24 @@ def named_sizes(train: TrainConfig) -> dict[str, int]:
     } | {"train.global_batch_size": train.global_batch_size}
 
 
-def parts_of_ramp(config: Config, degrees: Degrees, weight: int = 1) -> dict[int, int]:
+def parts_of_ramp(
+    train: TrainConfig, parallel: ParallelConfig, degrees: Degrees, weight: int = 1
+) -> dict[int, int]:
     """Return the micro-batches of a rank, which has `weight` shares, for each number of its rows.
 
     The dict is empty if all steps have the same rows.
     """
-    sizes = named_sizes(config.train).values() if config.train.batch_size_ramp else ()
-    stages = [BatchSizes.of(config, degrees, size) for size in sizes]
+    sizes = named_sizes(train).values() if train.batch_size_ramp else ()
+    stages = [BatchSizes.of(train, parallel, degrees, size) for size in sizes]
     return {stage.share * weight: stage.accumulate * weight for stage in stages}
 
 
-def problems(config: Config, degrees: Degrees) -> Iterator[str]:
+def problems(train: TrainConfig, parallel: ParallelConfig, degrees: Degrees) -> Iterator[str]:
     """Yield what is wrong with the sizes of the batch and its parts."""
-    train, sizes = config.train, named_sizes(config.train)
-    size, weights = train.micro_batch_size, config.parallel.weights
+    sizes, size, weights = named_sizes(train), train.micro_batch_size, parallel.weights
     number = int(size) if size is not None and size != "auto" else train.accumulate
     name = "micro_batch_size" if size not in (None, "auto") else "accumulate"
-    dp = _shares(config.parallel, degrees.dp)
+    dp = _shares(parallel, degrees.dp)
     parts = f"dp {dp}" if weights is None else f"{dp} shares of parallel.weights={weights}"
     share = dp * number
     for key, batch in sizes.items():
@@ -131,14 +134,17 @@ def problems(config: Config, degrees: Degrees) -> Iterator[str]:
             yield f"{key}={batch} with {after}={larger}: the batches of a ramp must grow"
 
 
-def weight_problems(config: Config, degrees: Degrees) -> Iterator[str]:
+def weight_problems(
+    launch: LaunchConfig, weights: Sequence[int] | None, degrees: Degrees
+) -> Iterator[str]:
     """Yield why the nodes do not fit `parallel.weights`."""
-    launch, weights, ranks = config.launch, config.parallel.weights, degrees.ranks
+    ranks = degrees.ranks
     if weights is None:
         return
     key = f"parallel.weights={weights}"
-    known = ranks in config.asked_world_sizes  # torchrun and sbatch start other numbers of ranks
-    nodes = ranks // launch.tasks_per_node if known else len(weights)
+    nodes, rest = divmod(ranks, launch.tasks_per_node)
+    if rest or nodes not in launch.node_numbers:  # torchrun and sbatch start other numbers of ranks
+        nodes = len(weights)
     if nodes != len(weights):
         yield f"{key}: {len(weights)} numbers, but the job has {nodes} nodes; give one for each"
     elif ranks % nodes:

@@ -68,7 +68,7 @@ def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
 def _micro_batches(config: Config, degrees: Degrees, key: str, size: int) -> Iterator[str]:
     """Yield why the number of micro-batches of a global batch does not fit the schedule."""
     train, pp, schedule = config.train, degrees.pp, config.parallel.pipeline.schedule
-    sizes = BatchSizes.of(config, degrees, size)
+    sizes = BatchSizes.of(train, config.parallel, degrees, size)
     parts, share = sizes.accumulate, sizes.share
     if parts == 0 or share % parts or not (reason := parts_problem(schedule, pp, parts)):
         return

@@ -81,7 +81,7 @@ def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
         except ConfigError as error:
             wrong.append(f"{error}")
             continue
-        found = [*batch_sizes.problems(config, degrees)] if config.data.path else []
-        wrong.extend(found[:1])
+        found = batch_sizes.problems(config.train, parallel, degrees) if config.data.path else ()
+        wrong.extend([*found][:1])
     if len(wrong) == len(sizes):
         yield wrong[0]

@@ -15,7 +15,7 @@ from hpctrain.config.memory_fit import STAGED
 from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema import DataConfig, ParallelConfig, TrainConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building import observers
@@ -70,8 +70,11 @@ def build(place: Place) -> Trainer:
         loader = parts.data.training()
         evaluations = dict(parts.data.evaluations())
 
-    sizes = BatchSizes.of(config, mesh.degrees)
-    effective = Effective.of(config, sizes, loader.steps_per_epoch, loader.steps.steps_in)
+    sizes = BatchSizes.of(train, config.parallel, mesh.degrees)
+    effective = Effective.of(
+        *(config.optimizer, config.scheduler, train),
+        *(sizes, loader.steps_per_epoch, loader.steps.steps_in),
+    )
     if ranks.is_main:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
@@ -81,8 +84,8 @@ def build(place: Place) -> Trainer:
     if loader.steps.fills_up(effective.max_steps):
         check_filled_up(model.module, config.model.get("norm"))
     _show_model(model, run, ranks, tracker)
-    load_initial(config, run, ranks, model)
-    micro_batches = _micro_batches(config, run, ranks, model, sizes)
+    load_initial(config.checkpoint, train.lora, config.output_dir, run, ranks, model)
+    micro_batches = _micro_batches(config.data, train, run, ranks, model, sizes)
 
     seed_generators(config.seed)  # one that draws does so alike on all ranks
     optimizer = build_optimizer(config.optimizer, model)
@@ -91,7 +94,13 @@ def build(place: Place) -> Trainer:
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = Average(model, train.ema)
-    checkpointer = _checkpointer(config, run, ranks, model, optimizer, average)
+    checkpointer = Checkpointer(
+        *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
+        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
+        average=average.tensors,
+        base=adapted_base(config.checkpoint, train.lora),
+        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
+    )
     log_every = observers.report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)
     silent = SilentLayers(model, log_every) if train.watch != "off" else None
@@ -104,7 +113,7 @@ def build(place: Place) -> Trainer:
     update = Update(train.clip_norm, config.optimizer.lr)
     step = TrainStep(model, task, optimizer, update, exchange, health)
     schedule = build_schedule(config.scheduler, effective)
-    rows = parts_of_ramp(config, mesh.degrees, mesh.weight)
+    rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     evaluated = RequestedMetric.of(config), average
     step.parts = [*filter(None, [silent]), *[average] * (train.ema is not None)]
     # They are called in this order, after a step, at a report and between two steps.
@@ -116,7 +125,7 @@ def build(place: Place) -> Trainer:
         micro_batches,
         TaskPart(task),
         observers.build_profile(train.profile, run, ranks),
-        observers.build_hooks(config, step, tracker),
+        observers.build_hooks(config.hooks, config.seed, step, tracker),
         Evaluations(step, evaluations, train.eval_every, *evaluated),
         schedule,
         Patience(stopping.metric, stopping.min_delta, stopping.patience),
@@ -129,7 +138,9 @@ def build(place: Place) -> Trainer:
         parts.precision,
         tracker,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
-        utilisation=build_utilisation(parts.build, model, parts.whole_task, config, ranks),
+        utilisation=build_utilisation(
+            *(parts.build, model, parts.whole_task, config.hardware, ranks)
+        ),
     )
     session = Stepping(
         feed=loader,
@@ -213,15 +224,20 @@ def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tra
 
 
 def _micro_batches(
-    config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel, sizes: BatchSizes
+    data: DataConfig,
+    train: TrainConfig,
+    run: RunDir,
+    ranks: RankInfo,
+    model: ParallelModel,
+    sizes: BatchSizes,
 ) -> MicroBatches | None:
     """Return the micro-batches of the config, or of what an earlier attempt has found."""
-    if config.data.collate == "pack" or model.mesh.degrees.pp > 1:  # a pipeline has their number
+    if data.collate == "pack" or model.mesh.degrees.pp > 1:  # a pipeline has their number
         return None
     share = sizes.share * model.mesh.weight
     found = run.read().micro_batch_rows if ranks.is_main else None
     rows: int | None = objects.broadcast(found)
-    auto = config.train.micro_batch_size == "auto"
+    auto = train.micro_batch_size == "auto"
     if auto and model.precision.device.type != "cuda":
         raise ConfigError("train.micro_batch_size=auto measures a GPU's memory: there is no GPU")
     record = observers.recorder(run, ranks)
@@ -238,20 +254,3 @@ def _micro_batches(
     if rows is not None and not auto:
         made.limit = rows
     return made
-
-
-def _checkpointer(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    model: ParallelModel,
-    optimizer: torch.optim.Optimizer,
-    average: Average,
-) -> Checkpointer:
-    return Checkpointer(
-        *(run.checkpoints, config.checkpoint.keep, ranks, model, optimizer),
-        kept=lambda: [*trained_code.turning_points(run.read())][-1:],
-        average=average.tensors,
-        base=adapted_base(config),
-        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
-    )

@@ -8,16 +8,18 @@ The checkpoints of a run with adapters (LoRA) hold these only; the other weights
 `checkpoint.init_from`.
 """
 
+from __future__ import annotations
+
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import CheckpointConfig, Config
+from hpctrain.config.schema import CheckpointConfig, LoRAConfig, TrainConfig
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import load_weights, plain_name, start_from
@@ -36,72 +38,84 @@ from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.weights_digest import verified
 
+if TYPE_CHECKING:  # the model of a training does not need it
+    from hpctrain.config.model_sections import ModelSections
+
 log = logging.getLogger(__name__)
 
 
-def load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
+def load_initial(
+    start: CheckpointConfig,
+    lora: LoRAConfig,
+    output_dir: str,
+    run: RunDir,
+    ranks: RankInfo,
+    model: ParallelModel,
+) -> None:
     """Load the weights that the run starts from, unless its checkpoint has them all.
 
     All ranks call this together. Rank 0 says in the log what keeps its initial values.
     """
-    if config.checkpoint.init_from is not None:
-        _load_initial(config, run, ranks, model)
-
-
-def _load_initial(config: Config, run: RunDir, ranks: RankInfo, model: ParallelModel) -> None:
-    checkpoint = config.checkpoint
+    if start.init_from is None:
+        return
     resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
-    adapted = adapted_base(config)
+    adapted = adapted_base(start, lora)
     if resumes and not adapted:
         return
-    files = _verified(config, ranks)
+    files = _verified(start, output_dir, ranks)
     with long_work("loading checkpoint.init_from"):
         try:
-            found = _start(checkpoint, model.module, files, _stages(model), all_used=not resumes)
+            found = _start(start, model.module, files, _stages(model), all_used=not resumes)
         except ConfigError as error:
             raise ConfigError(f"checkpoint.init_from={files.path}: {error}") from error
     if adapted:
         _refuse_gaps(model.module, {*found.initial})
-        if config.train.lora.quantize:
+        if lora.quantize:
             quantize(model.module)
     if ranks.is_main:
-        log.info("the weights of %s: %s", checkpoint.init_from, found)
+        log.info("the weights of %s: %s", start.init_from, found)
 
 
-def load_trained(config: Config, checkpoint: Path, model: ParallelModel) -> None:
+def load_trained(
+    start: CheckpointConfig,
+    train: TrainConfig,
+    output_dir: str,
+    checkpoint: Path,
+    model: ParallelModel,
+) -> None:
     """Give a model the parameters with which the training evaluates, on all its ranks together."""
-    adapters = bool(config.train.lora.patterns)
+    adapters = bool(train.lora.patterns)
     if adapters:
-        check_base(config.checkpoint, checkpoint)
-        _load_base(config, model.module, _stages(model))
-    ema = config.train.ema is not None
+        check_base(start, checkpoint)
+        _load_base(start, train.lora, output_dir, model.module, _stages(model))
+    ema = train.ema is not None
     load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
 
 
-def trained_model(config: Config, checkpoint: Path, *, ema: bool = False) -> nn.Module:
+def trained_model(sections: ModelSections, checkpoint: Path, *, ema: bool = False) -> nn.Module:
     """Return the model of a run, in training mode, on the CPU.
 
     With `ema` it has the moving average of the parameters (`train.ema`).
     """
-    lora = config.train.lora
+    lora, start = sections.lora, sections.start
     # What the constructor draws and no checkpoint has is that of the training.
-    with default_dtype(config.precision), seeded_generators(config.seed):
-        model = with_adapters(instantiate("model", config.model), lora)
-    if config.precision.params == "fp64":
+    with default_dtype(sections.precision), seeded_generators(sections.seed):
+        model = with_adapters(instantiate("model", sections.model), lora)
+    if sections.precision.params == "fp64":
         cast_parameters(model, torch.float64)
     if lora.patterns:
-        check_base(config.checkpoint, checkpoint)
-        freeze(model, config.optimizer, config.parallel.blocks, lora)
+        check_base(start, checkpoint)
+        freeze(model, sections.optimizer, sections.blocks, lora)
         if lora.quantize:
             release(model, torch.device("cpu"))
-        _load_base(config, model)
+        _load_base(start, lora, sections.output_dir, model)
     load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model
 
 
-def adapted_base(config: Config) -> str:
+def adapted_base(start: CheckpointConfig, lora: LoRAConfig) -> str:
     """Return the digest of the weights that the adapters of a run belong to; "" without LoRA."""
-    return str(config.checkpoint.init_digest) if config.train.lora.patterns else ""
+    return str(start.init_digest) if lora.patterns else ""
 
 
 def check_base(start: CheckpointConfig, checkpoint: Path) -> None:
@@ -114,10 +128,16 @@ def check_base(start: CheckpointConfig, checkpoint: Path) -> None:
         )
 
 
-def _load_base(config: Config, module: nn.Module, stages: dist.ProcessGroup | None = None) -> None:
+def _load_base(
+    start: CheckpointConfig,
+    lora: LoRAConfig,
+    output_dir: str,
+    module: nn.Module,
+    stages: dist.ProcessGroup | None = None,
+) -> None:
     """Load the weights that adapters belong to; with a pipeline all its stages call this."""
-    _start(config.checkpoint, module, verified(config.checkpoint, config.output_dir), stages)
-    if config.train.lora.quantize:
+    _start(start, module, verified(start, output_dir), stages)
+    if lora.quantize:
         quantize(module)
 
 
@@ -149,13 +169,13 @@ def _refuse_gaps(module: nn.Module, missing: set[str]) -> None:
         )
 
 
-def _verified(config: Config, ranks: RankInfo) -> WeightFiles:
+def _verified(start: CheckpointConfig, output_dir: str, ranks: RankInfo) -> WeightFiles:
     """Return the files; rank 0 computes their digest, and all ranks raise its error."""
     answer: dict[str, str] = {}
     with long_work("verifying checkpoint.init_from"):
         if ranks.is_main:
             try:
-                answer["path"] = str(verified(config.checkpoint, config.output_dir).path)
+                answer["path"] = str(verified(start, output_dir).path)
             except HpctrainError as error:
                 answer["error"] = str(error)
     answer = objects.broadcast(answer)

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.schema import Config, SchedulerConfig
+from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.supervised.schedule import Schedule, peak_lr, warmup_steps
 from hpctrain.errors import ConfigError
@@ -37,7 +37,9 @@ class Effective:
     @classmethod
     def of(
         cls,
-        config: Config,
+        optimizer: OptimizerConfig,
+        scheduler: SchedulerConfig,
+        train: TrainConfig,
         batch: BatchSizes,
         steps_per_epoch: int,
         steps_in: Callable[[int], int],
@@ -46,13 +48,13 @@ class Effective:
 
         `steps_in` returns the steps of the first epochs, with those of the ramp.
         """
-        train, ramp = config.train, ramp_of(config.train)
         limits: list[float] = [math.inf if train.max_steps is None else train.max_steps]
         if train.max_epochs is not None:
             limits.append(steps_in(train.max_epochs))
+        ramp = ramp_of(train)
         return cls(
-            lr=peak_lr(config.optimizer, batch.global_size),
-            warmup_steps=warmup_steps(config.scheduler, ramp, steps_per_epoch),
+            lr=peak_lr(optimizer, batch.global_size),
+            warmup_steps=warmup_steps(scheduler, ramp, steps_per_epoch),
             max_steps=int(min(limits)),
             steps_per_epoch=steps_per_epoch,
             global_batch_size=batch.global_size,

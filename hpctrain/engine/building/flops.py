@@ -21,7 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hpctrain.base import hardware
 from hpctrain.base.hardware import Hardware
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
 from hpctrain.engine.layers.experts import used_evenly
@@ -123,14 +122,14 @@ def build_utilisation(
     build: Build,
     model: ParallelModel,
     task: Task,
-    config: Config,
+    hardware_section: dict[str, Any],
     ranks: RankInfo,
 ) -> Utilisation | None:
     """Return what measures the MFU; None where the device or the model is unknown.
 
     `build` makes another such model.
     """
-    figures = _figures(config.hardware, model.precision.device)
+    figures = _figures(hardware_section, model.precision.device)
     peak = None if figures is None else figures.peak(model.precision.compute)
     if not ranks.is_main or peak is None:
         return None

@@ -5,7 +5,7 @@ Rank 0 alone writes what they find into run.json (`recorder`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import CheckpointConfig, Config, TrainConfig
+from hpctrain.config.schema import CheckpointConfig, TrainConfig
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
@@ -83,10 +83,12 @@ def build_best(
     return Best(config.best, record, checkpointer.exists)
 
 
-def build_hooks(config: Config, step: TrainStep, tracker: Tracker) -> Hooks | None:
+def build_hooks(
+    nodes: Sequence[Mapping[str, Any]], seed: int, step: TrainStep, tracker: Tracker
+) -> Hooks | None:
     """Return the part that calls the hooks of the user, if there are any."""
     needed = "a class that inherits from hpctrain.training.Hook"
-    made = instantiate_all("hooks", config.hooks, Hook, needed, config.seed)
+    made = instantiate_all("hooks", nodes, Hook, needed, seed)
     if not made:
         return None
     return Hooks(made, step.model.module, step.optimizer, step.task, tracker)

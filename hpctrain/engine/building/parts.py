@@ -72,9 +72,10 @@ def training_of(
     says: bool = True,
 ) -> Training:
     """Return how the model of a config is trained on the ranks of a mesh."""
+    sizes = BatchSizes.of(config.train, config.parallel, mesh.degrees)
     return Training(
         *(config.train, config.optimizer, config.seed),
-        accumulate=BatchSizes.of(config, mesh.degrees).accumulate * mesh.weight,
+        accumulate=sizes.accumulate * mesh.weight,
         norm=config.model.get("norm"),
         may_sync=lambda: not any(sync_problems(config, mesh.degrees)),
         loss_parallel=loss_parallel,

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.identity import chosen
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.metric_registry import RUNG
 from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate_all
@@ -144,14 +145,16 @@ class Attempt:
 
     def _decide(self, error: BaseException) -> None:
         """Decide at once on an error of the start, which only rank 0 knows."""
-        hosts: Sequence[str] = ()
+        if not isinstance(error, NoGpuError | PortTakenError):
+            return
+        job, hosts = JobRequest.of(self._config), list[str]()
         if isinstance(error, NoGpuError):
-            hosts = offered("preflight").lost_gpu(self._config, self._run, self._ranks, error.hosts)
+            hosts = offered("preflight").lost_gpu(job, self._run, self._ranks, error.hosts)
         # If MASTER_PORT names the port, a restart would find the same.
         if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
             cause = NODE if hosts else PORT
             end = End(cause, failure.described(error), hosts=tuple(hosts), bad=bool(hosts))
-            go_on(self._run, self._ranks, end, self._config)
+            go_on(self._run, self._ranks, end, job)
 
     def began_from(self, step: int, damaged: Collection[int]) -> None:
         """Record from which step it goes on, and what was damaged; say if the code has changed."""

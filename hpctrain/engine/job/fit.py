@@ -26,6 +26,7 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
 from hpctrain.config.frozen import plain, targets
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate
@@ -104,7 +105,7 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         # Else its ranks would outlive a launcher that is killed, and hold the run.
         at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
-        offered("preflight").wait_for_gpus(config, run, ranks)
+        offered("preflight").wait_for_gpus(config.parallel.device, config.launch, run, ranks)
     key = ranks.attempt_key
 
     def end_if_over() -> None:
@@ -134,7 +135,8 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
             stop.watch(stop_file(run.path), end_if_over)  # rank 0 holds the lock of the run
         if not ranks.piece:
-            offered("preflight").check_nodes(config, run, ranks, device)
+            asked = JobRequest.of(config), config.parallel, config.network, config.data
+            offered("preflight").check_nodes(*asked, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             # Rank 0 knows the time of the attempts before.
             again = ranks.is_main and run.read().attempts[1:]

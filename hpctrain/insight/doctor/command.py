@@ -116,7 +116,7 @@ def expected_of(config: Config) -> Expectation:
     """Return what a job of this config asks of its nodes."""
     return Expectation.of(
         *(config.launch, config.parallel, config.network, config.data, config.output_dir),
-        mixed=may_differ(config),
+        mixed=may_differ(config.site, config.parallel.weights),
     )
 
 

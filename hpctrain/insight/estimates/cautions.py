@@ -35,7 +35,7 @@ def cautions(config: Config) -> Iterator[str]:
     try:
         hardware = of_section(config.hardware) if config.hardware else None
         degrees = Degrees.of(config.parallel, config.asked_world_sizes.start)
-        BatchSizes.of(config, degrees)
+        BatchSizes.of(config.train, config.parallel, degrees)
     except HpctrainError:  # a range of nodes may fit only with other numbers than its first
         return
     yield from refused(config, "idle_keys")

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, TrainConfig
+from hpctrain.config.schema import TrainConfig
 from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
 from hpctrain.insight.plan.planned import PlannedTraining
@@ -49,8 +49,7 @@ class Layout:
     @cached_property
     def batch(self) -> BatchSizes:
         """The sizes of the batch and its parts."""
-        sizes = Config(train=self.training.train, parallel=self.training.parallel)
-        return BatchSizes.of(sizes, self.degrees)
+        return BatchSizes.of(self.training.train, self.training.parallel, self.degrees)
 
     @property
     def divided(self) -> tuple[object, ...]:

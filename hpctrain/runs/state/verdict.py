@@ -47,7 +47,6 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, end_of, left_s
@@ -272,7 +271,7 @@ def _recorded(run: RunDir, end: End, room: Room) -> Verdict:
     return verdict
 
 
-def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
+def go_on(run: RunDir, ranks: RankInfo, end: End, job: JobRequest) -> None:
     """Decide what follows from an end that rank 0 alone knows, and requeue the job if need be.
 
     Outside Slurm nobody starts the ranks again, and nothing is done.
@@ -283,14 +282,10 @@ def go_on(run: RunDir, ranks: RankInfo, end: End, config: Config) -> None:
     from hpctrain.cluster.slurm.sbatch_options import joined_hosts
 
     inside = epochs.in_loop(run.path, ranks.attempt_key)
-    room = Room.of(run.read(), inside=inside, warn_s=config.launch.warn_s)
+    room = Room.of(run.read(), inside=inside, warn_s=job.launch.warn_s)
     # A batch script that restarts ranks asks what was decided, and does it.
     if _recorded(run, end, room).goes_on and not inside:
-        own = str(config.site.sbatch.get("exclude") or "")
+        own = str(job.site.sbatch.get("exclude") or "")
         # It avoids also a host that was only unlike: the GPUs of one host may differ.
-        hosts = (
-            sorted({*end.hosts, *excluded_hosts.avoided(JobRequest.of(config))})
-            if end.hosts
-            else ()
-        )
+        hosts = sorted({*end.hosts, *excluded_hosts.avoided(job)}) if end.hosts else ()
         requeue_from_rank(ranks.job_id, exclude=joined_hosts(own, *hosts) if hosts else "")

@@ -24,6 +24,7 @@ import json
 import logging
 import math
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -166,7 +167,7 @@ class Health:
         """Respond to a step in which the `problem` is not finite; raise what `judge` raises."""
         step, cure = judged.step, _COUNTS if problem == _COUNT else _CURE
         if self.names is not None:
-            cure = _CURE_OF_OWN
+            cure = _GOES_ON if self.policy == "rollback" else _CURE_OF_OWN
         found = _gathered(problem, judged)
         subject = problem
         if self.names is not None and problem == _LOSS:
@@ -203,7 +204,8 @@ class Health:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` returned; a rollback may have added steps since."""
-        self._steps = sorted({*self._steps, *state["steps"]})
+        # One step may have left out several batches, one after the other.
+        self._steps = sorted((Counter(self._steps) | Counter(state["steps"])).elements())
         self.skipped = max(self.skipped, state["skipped"])
 
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:
@@ -244,9 +246,10 @@ _CURE = (
     "resume it with train.nonfinite=skip or rollback. If the training has diverged, begin a new "
     "run with a smaller optimizer.lr or with train.clip_norm"
 )
+_GOES_ON = "Resuming the run starts from its newest healthy checkpoint"
 _CURE_OF_OWN = (
-    "Resuming the run starts from its newest healthy checkpoint. If the batch is to blame, resume "
-    "it with train.nonfinite=rollback, which leaves it out (in a loop that is a function)"
+    f"{_GOES_ON}. If the batch is to blame, resume it with train.nonfinite=rollback, which leaves "
+    "it out (in a loop that is a function)"
 )
 _COUNTS = (
     "If that is right for the data, train.nonfinite=skip leaves out such steps, at most "

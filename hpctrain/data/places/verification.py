@@ -1,7 +1,7 @@
 """Check that the bytes of shards are those that the index lists (`data.verify`).
 
     full        every shard before the first batch, divided among the ranks
-    first_use   a shard when a process opens it for the first time: see `sources.watch`
+    first_use   a shard when a process opens it for the first time: see `sources.opened`
     off         only sizes, schema and staged copies, which are always checked
 
 A digest covers the whole file, so a shard that was edited, truncated, replaced or swapped with

@@ -19,9 +19,9 @@ import torch
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.storage.chunks import Chunked
+from hpctrain.data.shards.storage.file import Stamp
 from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.storage.plain import Plain
-from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
 

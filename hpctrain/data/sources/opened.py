@@ -6,7 +6,7 @@ What a read returns was read from unchanged files:
                 └── no ── has it the digest that the index lists? ── yes: read again
                                                                   └── no: DataError
 
-`hpctrain.data.shards.storage.stamp` says what a stamp is and what it guarantees. A digest reads the
+`Stamp` says what it is and what it guarantees. A digest reads the
 whole file, but `touch`, `chmod` and hard links do not end a run.
 """
 
@@ -27,9 +27,8 @@ from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.places.verification import check_digest
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import FILE, Shard, check_shard
-from hpctrain.data.shards.storage.file import patiently
+from hpctrain.data.shards.storage.file import FACTS, Stamp, clock, patiently
 from hpctrain.data.shards.storage.layout import ShardLayout
-from hpctrain.data.shards.storage.stamp import FACTS, Stamp, clock
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.errors import DataError

@@ -16,7 +16,7 @@ import torch
 from hpctrain.config.rules.parameter_rules import NAMED, NEEDS_CLOSURE, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.engine.building.instantiate import instantiate
-from hpctrain.engine.parallel.preparing.parameter_settings import Setting
+from hpctrain.engine.parallel.preparing.whole_model import Setting
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError
 

@@ -27,8 +27,7 @@ from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoi
 from hpctrain.engine.parallel.preparing.blocks import ModelSummary, find_blocks
 from hpctrain.engine.parallel.preparing.identical_blocks import alike
 from hpctrain.engine.parallel.preparing.initial import Build
-from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
-from hpctrain.engine.parallel.preparing.whole_model import check_layers
+from hpctrain.engine.parallel.preparing.whole_model import check_layers, freeze, with_adapters
 from hpctrain.errors import ConfigError, HpctrainError
 
 # The positions of a sample that pass a layer, and the elements that a convolution moves.

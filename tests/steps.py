@@ -24,8 +24,8 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
+from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.display import Display
-from hpctrain.engine.parts.timer import Timer
 from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations

@@ -16,11 +16,12 @@ import ctypes
 import os
 import signal
 import subprocess
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 Handler = Callable[[int, FrameType | None], None]
 # A scheduler, a terminal or a user sends these signals to every process of a job.
@@ -146,3 +147,38 @@ def _drop_private() -> None:
                 os.dup2(nothing, descriptor, inheritable=False)
     os.close(nothing)
     _private.clear()
+
+
+class PerProcess:
+    """An object whose attributes OWN `_begin` sets, anew in a fork and in a pickled copy.
+
+    They are locks, threads and open files, for example. A forked child must not use its parent's: a
+    thread that the child does not have may hold a lock. A pickled copy cannot take them along.
+    """
+
+    OWN: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        _OBJECTS.add(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        raise NotImplementedError
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in vars(self).items() if key not in self.OWN}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        PerProcess.__init__(self)
+
+
+_OBJECTS: weakref.WeakSet[PerProcess] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for each in [*_OBJECTS]:
+        each._begin()
+
+
+os.register_at_fork(after_in_child=_after_fork)

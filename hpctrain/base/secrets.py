@@ -10,6 +10,11 @@ replaced in everything that hpctrain writes, also in base64 and as JSON, HTML or
 Exceptions: a value of fewer than six characters, which would occur everywhere; a path that exists,
 which is not confidential; the address of a database without a password; a number in a config. The
 output of your own `print` is not changed.
+
+Secrets in URLs are found, too, which the environment need not have:
+
+    https://me:p@ss@host/x?private_token=abc      https://me:***@host/x?private_token=***
+    s3://KEY:se/cret@bucket                       s3://KEY:***@bucket
 """
 
 import base64
@@ -22,10 +27,9 @@ import os
 import re
 import shlex
 import urllib.parse
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from hpctrain.base import secret_text
 from hpctrain.base.terminal.terminal import harmless
 
 _ALWAYS = (
@@ -46,8 +50,15 @@ _ADDRESS = re.compile(r".*DATABASE_URL.*|.*_DSN|.*(?:BROKER|REDIS)_URL.*|.*MONGO
 _KEY = re.compile(r".*_KEY", re.IGNORECASE)  # a secret only if its value looks random
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-.+/=~]{12,}")
 _SHORTEST = 6
-MASK = secret_text.MASK
-without_credentials = secret_text.without_credentials
+MASK = "***"
+_URL = re.compile(r"(?P<scheme>[A-Za-z][\w+.\-]*)://(?P<rest>[^\s\"'<>`]+)")
+_PARAMETER = re.compile(r"[?&;](?P<name>[\w.\-]+)=(?P<value>[^&;#]+)")
+_SIGNED = re.compile(r"sig|.*signature|auth|authorization|pwd|pass", re.IGNORECASE)
+_USER_TOKEN = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w\-]{20,}")  # in the user's place
+# What follows the colon cannot be a port.
+_OBJECT_STORES = frozenset(
+    ("s3", "s3a", "s3n", "gs", "gcs", "az", "adl", "abfs", "abfss", "wasb", "wasbs", "oss", "hf")
+)
 
 
 def is_secret(name: str) -> bool:
@@ -86,7 +97,7 @@ def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
 
 def _holds_secret(name: str, value: str) -> bool:
     if _ADDRESS.match(name) and not is_secret(name):
-        return next(secret_text.in_url(value, is_secret), None) is not None
+        return next(_in_url(value, is_secret), None) is not None
     if _KEY.fullmatch(name) and _RANDOM.fullmatch(value):
         return is_telling(value)
     return is_secret(name) and is_telling(value)
@@ -99,7 +110,7 @@ def mask(text: str) -> str:
     """
     for form in _forms(tuple(known())):
         text = text.replace(form, MASK)
-    return secret_text.mask(text, is_secret)
+    return _mask_urls(text, is_secret)
 
 
 @functools.lru_cache(maxsize=2)
@@ -163,7 +174,7 @@ def shell_word(text: str) -> str:
 
 def written_down(text: str) -> list[str]:
     """Return the credentials in the URLs of a text."""
-    return [*secret_text.in_url(text, is_secret)]
+    return [*_in_url(text, is_secret)]
 
 
 class _Masking(logging.Formatter):
@@ -191,3 +202,78 @@ def _replace(
     return "".join(
         name_as(values[part]) if part in values else keep(part) for part in parts if part
     )
+
+
+def _mask_urls(text: str, is_secret: Callable[[str], bool]) -> str:
+    """Return the text with `***` for every secret in its URLs.
+
+    `is_secret` tells from the name of a URL's parameter whether its value is one.
+    """
+    if "://" not in text:
+        return text
+    parts, at = list[str](), 0
+    for begin, end in sorted({*_spans(text, is_secret)}):
+        if begin >= at:
+            parts += [text[at:begin], MASK]
+            at = end
+    return "".join([*parts, text[at:]])
+
+
+def _in_url(text: str, is_secret: Callable[[str], bool]) -> Iterator[str]:
+    """Yield the passwords, and the values of secret parameters, of the URLs in a text."""
+    if "://" in text:
+        yield from (text[begin:end] for begin, end in _spans(text, is_secret))
+
+
+def without_credentials(url: str) -> str:
+    """Return a URL without user, password, query and fragment.
+
+    >>> without_credentials("https://me:p@ss@host/x.git?private_token=abc")
+    'https://host/x.git'
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    end = _userinfo(scheme, rest)
+    rest = rest[end + 1 :] if end else rest
+    return f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0]}"
+
+
+def _spans(text: str, is_secret: Callable[[str], bool]) -> Iterator[tuple[int, int]]:
+    """Yield where secrets begin and end. References such as `${oc.env:NAME}` are none."""
+    for url in _URL.finditer(text):
+        at, rest = url.start("rest"), url["rest"]
+        end = _userinfo(url["scheme"], rest)
+        user, colon, password = rest[:end].partition(":")
+        if password and not password.startswith("${"):
+            yield at + len(user) + 1, at + end
+        elif not colon and _USER_TOKEN.fullmatch(user):
+            yield at, at + end
+        for found in _PARAMETER.finditer(rest, end):
+            secret = _SIGNED.fullmatch(found["name"]) or is_secret(found["name"])
+            if secret and not found["value"].startswith("${"):
+                yield at + found.start("value"), at + found.end("value")
+        # "http://a,http://b" is one match.
+        yield from ((at + end + a, at + end + b) for a, b in _spans(rest[end:], is_secret))
+
+
+def _userinfo(scheme: str, rest: str) -> int:
+    """Return where `user:password` ends in a URL `scheme://rest`: at its last `@`; 0 without one.
+
+    People write passwords with `/` and `@` into URLs, although they should be escaped there.
+    """
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    _, colon, port = re.sub(r"^\[[^\]]*\]", "", authority).partition(":")  # [::1]:5000
+    if "@" in authority:
+        end = authority.rindex("@")
+        if ":" in authority[:end]:
+            # To the last one in the path: rather hide a host than show half of a password. But in
+            # https://host/@scope/name no password ends.
+            path = re.split(r"[?#]|[,;|]\w+://", rest, maxsplit=1)[0]
+            end = [at.start() for at in re.finditer(r"(?<!/)@", path)][-1]
+    elif colon and "@" in rest and (scheme.lower() in _OBJECT_STORES or not port.isdecimal()):
+        # A colon and no port after it: the password has a slash.
+        end = rest.rindex("@")
+    else:
+        return 0
+    return 0 if rest.startswith("sha256:", end + 1) else end  # docker://image:tag@sha256:…

@@ -31,8 +31,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
-from hpctrain.data.buffers import Buffers
-from hpctrain.data.loading.collate import MASK, WIDER, Collate
+from hpctrain.data.loading.collate import MASK, WIDER, Buffers, Collate
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Batch

@@ -20,7 +20,7 @@ import torch
 
 from hpctrain.data.draws import Draws
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.loading.reading_plan import Step
+from hpctrain.data.loading.steps import Step
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.source import SampleId
 from hpctrain.data.transforms import Transform

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.outputs import described, prediction
-from hpctrain.engine.tasks.task import Sums, field, in_default_dtype
+from hpctrain.engine.tasks.task import Sums, described, field, in_default_dtype, prediction
 from hpctrain.errors import ConfigError
 from hpctrain.tasks.labels import LabelTask
 

@@ -12,8 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.outputs import described
-from hpctrain.engine.tasks.task import SplitTask, field, in_default_dtype
+from hpctrain.engine.tasks.task import SplitTask, described, field, in_default_dtype
 from hpctrain.errors import ConfigError
 
 _FIRST = 8  # batches, or micro-batches

@@ -7,8 +7,14 @@ from typing import Any
 import torch
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.outputs import described, prediction
-from hpctrain.engine.tasks.task import SplitTask, Sums, field, in_default_dtype
+from hpctrain.engine.tasks.task import (
+    SplitTask,
+    Sums,
+    described,
+    field,
+    in_default_dtype,
+    prediction,
+)
 from hpctrain.errors import ConfigError
 
 _LOSSES = ("mse", "l1", "relative_l2")

@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-from hpctrain.data.buffers import IDLE, PAGE, Buffers
+from hpctrain.data.loading.collate import IDLE, PAGE, Buffers
 
 
 def address(array):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.loading import batch_reader
+from hpctrain.data.loading import prefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Steps
 from hpctrain.data.samplers.order import Order
@@ -47,7 +47,7 @@ class Numbers(Source):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Make the loader read one step at a time."""
-    monkeypatch.setattr(batch_reader, "MAX_STEPS", 1)
+    monkeypatch.setattr(prefetcher, "MAX_STEPS", 1)
 
 
 def joined(lists):
@@ -223,7 +223,7 @@ def test_a_resume_continues_the_sequence(shape, done, later, later_dp):
 @pytest.mark.parametrize("threads", [0, 1, 7])
 @pytest.mark.parametrize("steps", [1, 5, 64])
 def test_the_state_counts_what_was_handed_out(threads, steps, monkeypatch):
-    monkeypatch.setattr(batch_reader, "MAX_STEPS", steps)
+    monkeypatch.setattr(prefetcher, "MAX_STEPS", steps)
     loader = Loader(Numbers(100), global_batch_size=8, threads=threads)
     whole = take(Loader(Numbers(100), global_batch_size=8), 30)
     for step, batch in enumerate(loader):

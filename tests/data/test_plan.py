@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from hpctrain.data.loading import batch_reader
+from hpctrain.data.loading import prefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.shards.field import Field
@@ -49,7 +49,7 @@ class Told(Source):
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     """Make the loader read two steps at a time."""
-    monkeypatch.setattr(batch_reader, "MAX_STEPS", 2)
+    monkeypatch.setattr(prefetcher, "MAX_STEPS", 2)
 
 
 def test_blocks_are_announced_when_they_are_needed_and_not_long_before():

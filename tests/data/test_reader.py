@@ -20,7 +20,7 @@ from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.shards.storage import file as storage_file
-from hpctrain.data.sources import arena
+from hpctrain.data.sources import datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from tests import forkserver
@@ -383,7 +383,7 @@ def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
 
 def test_more_shards_than_can_be_open(many, monkeypatch):
     """Several threads at a time map shards into slots that other shards have left."""
-    monkeypatch.setattr(arena, "MAX_SLOTS", 24)
+    monkeypatch.setattr(datasets, "MAX_SLOTS", 24)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (96, 96))
     reader = Reader(many, "train")
     assert len(reader.shards) == 300

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.places.verification import check_digest, verify
 from hpctrain.data.shards.index import Index
-from hpctrain.data.sources import watch
+from hpctrain.data.sources import opened
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
 from tests.written import write_shards
@@ -98,7 +98,7 @@ def test_first_use_reads_a_shard_once(source, shards, monkeypatch):
         checked.append(path)
         check_digest(path, shard)
 
-    monkeypatch.setattr(watch, "check_digest", check)
+    monkeypatch.setattr(opened, "check_digest", check)
     reader = Reader(source, "train", first_use=True)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(reader.read, [np.arange(6000)] * 10))

@@ -12,7 +12,7 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index
-from hpctrain.data.sources import arena
+from hpctrain.data.sources import datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.data.workers.pool import Workers
@@ -194,7 +194,7 @@ def test_a_shard_that_was_not_open_yet(folder):
 
 
 def test_a_replaced_shard_is_compared_when_it_is_opened_again(folder, monkeypatch):
-    monkeypatch.setattr(arena, "MAX_SLOTS", 1)
+    monkeypatch.setattr(datasets, "MAX_SLOTS", 1)
     reader, path = mapped(folder), shards(folder)[0]
     reader.read(np.array([0]))
     same = path.with_name("same")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.engine.building import check_optimizer as checked
+from hpctrain.engine.building import build_optimizer as checked
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.errors import ConfigError
 from tests.bounds import EXACT, within

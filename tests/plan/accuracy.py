@@ -19,7 +19,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
+from hpctrain.engine.parallel.preparing.whole_model import freeze, with_adapters
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of

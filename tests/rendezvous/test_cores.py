@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpctrain.cluster.ranks.cores import cores, threads
+from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.engine.distributed.group import process_group
+from hpctrain.engine.distributed.group import process_group, threads
 from tests.steps import ALONE
 
 
@@ -62,7 +62,7 @@ def test_a_quota_of_the_older_control_groups(system: Path) -> None:
 
 
 def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.cluster.ranks.cores.cores", lambda: 8)
+    monkeypatch.setattr("hpctrain.engine.distributed.group.cores", lambda: 8)
     assert [threads(local(count), 1, {}) for count in (1, 2, 3, 16)] == [8, 4, 2, 1]
     assert threads(ALONE, 1, {}) == 8
     # A run that asks for fewer leaves the others to the runs beside it.
@@ -75,7 +75,7 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_local_run_uses_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.delenv("OMP_NUM_THREADS")
-    monkeypatch.setattr("hpctrain.cluster.ranks.cores.cores", lambda: 3)
+    monkeypatch.setattr("hpctrain.engine.distributed.group.cores", lambda: 3)
     try:
         with process_group(ALONE, ParallelConfig(device="cpu")):
             assert torch.get_num_threads() == 3

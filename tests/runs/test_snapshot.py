@@ -12,7 +12,7 @@ import pytest
 
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError
-from hpctrain.runs.code import git, provenance, snapshot
+from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.code.snapshot import Snapshot
 
 
@@ -231,7 +231,7 @@ def test_an_installed_package_inside_the_repository_is_copied(
     place.mkdir(parents=True)
     (place / "__init__.py").write_text("")
     monkeypatch.setattr(snapshot, "PACKAGE", place)
-    monkeypatch.setattr(git, "_editable", lambda: iter(()))
+    monkeypatch.setattr(provenance, "_editable", lambda: iter(()))
     monkeypatch.setattr(sys, "path", [str(place.parent)])
     taken = taken_from(tmp_path)
     assert taken.pythonpath == (taken.path / "project", taken.path / "installed")

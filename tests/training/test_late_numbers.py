@@ -18,9 +18,9 @@ from torch import distributed, nn
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults.copied import Copied
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.parallel.reducing.scalars import Copied
 from hpctrain.engine.steps.stepping import Every
 from hpctrain.errors import HealthError
 from hpctrain.runs.checkpoints.manifest import checkpoints

@@ -13,11 +13,10 @@ import pytest
 import torch
 
 from hpctrain.config.metric_registry import registered
-from hpctrain.engine.parts import account, meter, step_times
-from hpctrain.engine.parts.account import Account
+from hpctrain.engine.parts import clocks, meter
+from hpctrain.engine.parts.clocks import Account, StepTimes
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.slow_ranks import Compared, Interval
-from hpctrain.engine.parts.step_times import StepTimes
 from tests.conftest import journal, only_run
 
 CPU = torch.device("cpu")
@@ -69,7 +68,7 @@ class Notes:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     time = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
-    for module in (account, meter, step_times):
+    for module in (clocks, meter):
         monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(meter, "WorkClock", lambda: Work(clock))
     monkeypatch.setattr(meter, "_compiled_s", lambda: clock.compiled)
@@ -205,8 +204,8 @@ class Event:
 
 
 def test_the_steps_of_a_gpu_are_timed_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_times, "_event", Event)
-    monkeypatch.setattr(step_times, "_PENDING", 3)
+    monkeypatch.setattr(clocks, "_event", Event)
+    monkeypatch.setattr(clocks, "_PENDING", 3)
     times = StepTimes(torch.device("cuda"))
     times.begin()
     for took in (1.0, 2.0, 3.0, 4.0, 5.0):

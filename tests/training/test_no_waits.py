@@ -1,7 +1,7 @@
 """A training step never lets the host wait for the device, shown on the meta device.
 
-The meta device stands for a GPU: `engine.parallel.reducing.scalars` and `engine.faults.copied`
-treat it as one. Its tensors have no values, so torch refuses every operation that reads one, as
+The meta device stands for a GPU: `engine.parallel.reducing.scalars` treats it
+as one. Its tensors have no values, so torch refuses every operation that reads one, as
 `item`, `tolist`, `bool` and `nonzero` do. `Waits` also refuses the copies that wait. tests/gpu
 shows the same on a GPU, where torch tells by itself (`torch.cuda.set_sync_debug_mode`).
 """
@@ -24,9 +24,10 @@ from torch.utils._pytree import tree_leaves
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.faults import copied, health
+from hpctrain.engine.faults import health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.reducing import scalars
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.evaluation import evaluate_all
 from hpctrain.engine.supervised.step import Totals, TrainStep
@@ -102,14 +103,14 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
 
-    class Counted(copied.Copied):
+    class Counted(scalars.Copied):
         """Numbers of the steps with a count, in place of the zero of `to_host`."""
 
         def take(self, *, late: bool) -> Iterator[tuple[list[float], Any]]:
             for numbers, about in super().take(late=late):
                 yield [*numbers[:3], 1.0], about
 
-    monkeypatch.setattr(copied, "to_host", to_host)
+    monkeypatch.setattr(scalars, "to_host", to_host)
     monkeypatch.setattr(health, "Copied", Counted)
     # The meta device has no autocast; it changes dtypes, and reads nothing.
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())

@@ -12,8 +12,7 @@ from hpctrain.config.rules.parameter_rules import problems
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.parallel.preparing.parameter_settings import Setting, freeze
-from hpctrain.engine.parallel.preparing.whole_model import check_layers
+from hpctrain.engine.parallel.preparing.whole_model import Setting, check_layers, freeze
 from hpctrain.errors import ConfigError
 from tests.steps import ALONE, alone
 

@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -83,3 +84,19 @@ def cpu_quota(groups: Iterable[Path]) -> float:
             if quota > 0:  # "max" is no number, and -1 means no limit
                 quotas.append(quota / period)
     return min(quotas)
+
+
+def cores(system: Path = Path("/")) -> int:
+    """Return the number of cores that this process may use, without those of hyperthreading."""
+    cpus = os.sched_getaffinity(0)
+    siblings = {_siblings(system, cpu) for cpu in cpus}
+    groups = folders("cpu", system / "proc/self/cgroup", system / "sys/fs/cgroup")
+    return max(1, math.floor(min(len(siblings), cpu_quota(groups))))
+
+
+def _siblings(system: Path, cpu: int) -> str:
+    topology = system / f"sys/devices/system/cpu/cpu{cpu}/topology"
+    try:
+        return (topology / "thread_siblings_list").read_text()
+    except OSError:
+        return str(cpu)

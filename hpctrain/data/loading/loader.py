@@ -20,12 +20,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
-from hpctrain.data.buffers import Buffers
-from hpctrain.data.loading.batch_reader import BatchReader
-from hpctrain.data.loading.collate import Collate, Layout
-from hpctrain.data.loading.prefetcher import Prefetcher
-from hpctrain.data.loading.reading_plan import Planner, Step
-from hpctrain.data.loading.steps import Steps, Tail
+from hpctrain.data.loading.collate import Buffers, Collate, Layout
+from hpctrain.data.loading.prefetcher import BatchReader, Prefetcher
+from hpctrain.data.loading.steps import Planner, Step, Steps, Tail
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.shards.types import Batch, Int64s
 from hpctrain.data.source import SampleId, Source

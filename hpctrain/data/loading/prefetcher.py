@@ -13,16 +13,74 @@ consumer stops are read for nothing.
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hpctrain.data.loading.batch_reader import MAX_STEPS, BatchReader
-from hpctrain.data.loading.reading_plan import Planner, StepGroup
-from hpctrain.data.shards.types import Batch
+from hpctrain.data.loading.collate import Buffers, Collate
+from hpctrain.data.loading.steps import Planner, StepGroup
+from hpctrain.data.shards.ragged import Ragged
+from hpctrain.data.shards.types import Array, Batch
+from hpctrain.data.source import Source
+from hpctrain.data.workers.pool import Workers
+
+MAX_STEPS = 64  # of a group
+
+
+class BatchReader:
+    """Reads groups; `batch_bytes` is that of the largest batch so far, where lengths vary."""
+
+    def __init__(
+        self,
+        source: Source,
+        share: int,
+        collate: Collate,
+        buffers: Buffers,
+        *,
+        workers: Workers | None,
+        seed: int,
+    ) -> None:
+        self._source, self._share, self._collate = source, share, collate
+        self._buffers, self._workers, self._seed = buffers, workers, seed
+        self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
+        self._varies = len(self._fixed) < len(source.fields)
+        self.batch_bytes = share * sum(field.nbytes for field in self._fixed.values())
+        self.batch_s: float | None = None
+
+    def steps_in(self, nbytes: int, seconds: float) -> int:
+        """Return how many steps make about `nbytes`, and take at most `seconds`: 1 to MAX_STEPS."""
+        if self.batch_s is None:
+            return 1
+        most = min(nbytes // max(1, self.batch_bytes), int(seconds / max(1e-9, self.batch_s)))
+        return min(MAX_STEPS, max(1, most))
+
+    def read(self, group: StepGroup) -> deque[Batch]:
+        """Return one batch for each step of the group."""
+        began = time.monotonic()
+        positions, samples, mask = group.plan
+        rows: Mapping[str, Array | Ragged]
+        if self._workers is not None:
+            seed = (self._seed, group.epoch)
+            rows = self._workers.submit(seed, positions.reshape(-1), samples.reshape(-1)).result()
+        else:
+            rows = self._source.read(samples.reshape(-1), self._room(samples.size))
+        batches = self._collate(rows, mask)
+        if self._varies:
+            nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
+            self.batch_bytes = max(self.batch_bytes, nbytes)
+        self.batch_s = (time.monotonic() - began) / len(batches)
+        return batches
+
+    def _room(self, count: int) -> dict[str, Array]:
+        """Return arrays for the fixed-size fields of `count` samples."""
+        return {
+            name: self._buffers.take((count, *field.shape), field.dtype)
+            for name, field in self._fixed.items()
+        }
+
 
 P = ParamSpec("P")
 T = TypeVar("T")

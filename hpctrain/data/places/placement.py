@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.files.disk import kind_of
 from hpctrain.base.units import readable
 from hpctrain.data.places.origin import is_url
 from hpctrain.data.shards.index import Shard

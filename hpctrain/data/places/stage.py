@@ -27,12 +27,12 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Literal
 
+from hpctrain.base.forks import PerProcess
 from hpctrain.base.units import readable
 from hpctrain.data.places.depot import Depot
 from hpctrain.data.places.origin import Origin, digest_of, pour
-from hpctrain.data.places.progress_log import ProgressLog
+from hpctrain.data.places.verification import ProgressLog
 from hpctrain.data.shards.index import Shard
-from hpctrain.data.shards.per_process import PerProcess
 from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)

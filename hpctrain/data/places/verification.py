@@ -1,13 +1,16 @@
 """Check that the bytes of shards are those that the index lists (`data.verify`).
 
     full        every shard before the first batch, divided among the ranks
-    first_use   a shard when a process opens it for the first time: see `sources.watch`
+    first_use   a shard when a process opens it for the first time: see `sources.opened`
     off         only sizes, schema and staged copies, which are always checked
 
 A digest covers the whole file, so a shard that was edited, truncated, replaced or swapped with
 another one is found and named.
 """
 
+import logging
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,9 +18,37 @@ from pathlib import Path
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.places.origin import Origin, pour
-from hpctrain.data.places.progress_log import ProgressLog
 from hpctrain.data.shards.index import Shard
 from hpctrain.errors import DataError
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 10.0
+
+
+class ProgressLog:
+    """Counts bytes, from any thread."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what, self._total, self._done = what, total, 0
+        self._started = self._logged_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Count `count` more bytes as processed."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now - self._logged_at < EVERY_S:
+                return
+            self._logged_at = now
+        rate = self._done / (now - self._started)
+        log.info(
+            "%s: %.1f of %.1f GB, %.0f MB/s, %.0f s left",
+            *(self._what, self._done / 1e9, self._total / 1e9),
+            *(rate / 1e6, max(0, self._total - self._done) / max(1.0, rate)),
+        )
+
 
 THREADS = 8
 NAMED = 20  # wrong shards listed in one message

@@ -10,6 +10,7 @@ positions: it is the same for any number of ranks and workers, and after a resta
 The values never change, because resumed runs depend on them.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -86,3 +87,29 @@ def check_positions(
     if positions.size and positions.view(np.uint64).max() >= count:
         raise IndexError(f"{what} {positions.min()} to {positions.max()} of {count} {of}")
     return positions
+
+
+class EndToEnd:
+    """Where an index lies in the shards of a split, or other pieces, given their `counts`.
+
+    Piece i has the indices from `firsts[i]` to `ends[i]`.
+    """
+
+    def __init__(self, counts: Sequence[int] | Int64s) -> None:
+        self.ends = np.cumsum(counts, dtype=np.int64)
+        self.firsts: Int64s = self.ends - np.asarray(counts, np.int64)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+    def pieces(self, indices: Int64s) -> Int64s:
+        """Return the piece of each index."""
+        return np.searchsorted(self.ends, indices, side="right")
+
+    def locate(self, indices: Int64s, of: str = "samples") -> tuple[Int64s, Int64s]:
+        """Return the piece of each index, and its place there; an IndexError if there is none."""
+        indices = check_positions(indices, len(self), "indices", of)
+        if len(self.ends) == 1:
+            return np.zeros(len(indices), np.int64), indices
+        pieces = self.pieces(indices)
+        return pieces, indices - self.firsts[pieces]

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, fixed_size
-from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.errors import DataError
 
 

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.forks import PerProcess
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.per_process import PerProcess
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source

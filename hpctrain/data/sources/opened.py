@@ -1,28 +1,132 @@
 """The open shards of a process: opened when they are needed, and all closed when there is no room.
 
-What a read returns was read from unchanged files (see `ShardWatch`).
+What a read returns was read from unchanged files:
+
+    read ── has each file still the stamp that it had when it was opened? ── yes: use the values
+                └── no ── has it the digest that the index lists? ── yes: read again
+                                                                  └── no: DataError
+
+`Stamp` says what it is and what it guarantees. A digest reads the
+whole file, but `touch`, `chmod` and hard links do not end a run.
 """
 
+import logging
+import os
 import resource
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.files.disk import kind_of
 from hpctrain.data.places.placement import ShardPlace
+from hpctrain.data.places.verification import check_digest
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.index import FILE, Shard, check_shard
+from hpctrain.data.shards.storage.file import FACTS, Stamp, clock, patiently
 from hpctrain.data.shards.storage.layout import ShardLayout
-from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.watch import ShardWatch
 from hpctrain.errors import DataError
+
+log = logging.getLogger(__name__)
+
+
+class _Noted(NamedTuple):
+    path: str
+    stamp: Stamp
+    own: bool  # a file of the data set, not a staged copy
+
+
+class _ShardWatch:
+    """The stamps of the shards that a process has opened, by their numbers in `shards`.
+
+    A file that was written after `since_ns`, when the run began to read the data set, is compared
+    with its digest when it is first opened; with `first_use`, each file is.
+    """
+
+    def __init__(self, shards: Sequence[Shard], since_ns: int, first_use: bool) -> None:
+        self._shards, self._since_ns, self._first_use = shards, since_ns, first_use
+        self._noted: dict[int, _Noted] = {}
+        self._locks: dict[int, threading.Lock] = {}
+
+    def admit(self, shard: int, path: Path) -> Stamp:
+        """Note and return the stamp of a shard that is about to be opened, if it is unchanged."""
+        # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
+        # process says that it uses the copy (see `Depot.hold`).
+        own = path.match(self._shards[shard].path)
+        with self._locks.setdefault(shard, threading.Lock()):
+            noted = self._noted.get(shard)
+            if self._first_use and noted is None:
+                check_digest(path, self._shards[shard])
+            return self._settle(shard, path, own, noted.stamp if own and noted else None)
+
+    def admit_again(self, shard: int) -> Stamp:
+        """Note the new stamp of a shard that is open and was touched, if its digest is right."""
+        path, stamp, own = self._noted[shard]
+        return self._settle(shard, Path(path), own, stamp)
+
+    def touched(self, shards: Int64s) -> list[int]:
+        """Return those of distinct `shards`, int64 (n,), whose file has another stamp now.
+
+        A file that was replaced or removed is not among them: the open file stays as it was.
+        """
+        found = []
+        for shard in shards.tolist():
+            path, stamp, own = self._noted[shard]
+            try:
+                status = patiently(partial(os.stat, path))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise DataError(
+                    f"shard {path}: whether it was changed cannot be seen: {error.strerror}"
+                ) from None
+            if FACTS(status) != stamp:
+                now = Stamp.of(status, compare_ctime=own)
+                if now != stamp and now.file == stamp.file:
+                    found.append(shard)
+        return found
+
+    def _settle(self, shard: int, path: Path, own: bool, known: Stamp | None) -> Stamp:
+        """Note the stamp of a file that is known to be right when it has the stamp `known`."""
+        entry = self._shards[shard]
+        if known is None:
+            check_shard(path, entry)
+        while True:
+            try:
+                stamp = Stamp.settled(path, compare_ctime=own)
+            except OSError as error:
+                check_shard(path, entry)  # says that it is missing
+                raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
+            if known is not None:
+                right = stamp == known
+            else:
+                right = not own or stamp.modified_ns <= self._since_ns
+            if right:
+                self._noted[shard] = _Noted(str(path), stamp, own)
+                return stamp
+            _check_touched(path, entry, stamp)
+            known = stamp
+
+
+def _check_touched(path: Path, entry: Shard, stamp: Stamp) -> None:
+    """Compare the digest of a file that has another stamp than it should."""
+    when = clock(max(stamp.modified_ns, stamp.changed_ns))
+    log.warning("shard %s was touched at %s; comparing its digest with %s", path, when, FILE)
+    try:
+        check_digest(path, entry)
+    except DataError as error:
+        raise DataError(
+            f"shard {path} was changed during the run, at {when} ({error}). Checkpoints "
+            "from before then are good. Put the file back as it was (`python -m data_prep "
+            f"inspect {path.parent} --verify` compares it), then resume the run"
+        ) from None
+
 
 T = TypeVar("T")
 IO = Literal["auto", "mmap", "read"]
@@ -32,7 +136,7 @@ class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
     A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
-    "mmap", "read", or "auto", which is "read" on network file systems. `ShardWatch` explains the
+    "mmap", "read", or "auto", which is "read" on network file systems. `_ShardWatch` explains the
     rest.
     """
 
@@ -50,7 +154,7 @@ class OpenShards:
         # What is full is retired: it ends when nobody reads from it.
         self._datasets = self._retired = Datasets(shards, fields)
         self._changed = threading.Condition()
-        self._watch = ShardWatch(shards, since_ns, first_use)
+        self._watch = _ShardWatch(shards, since_ns, first_use)
         self._admitting = threading.Lock()
         self._admitted_again = 0  # how often an open shard was touched, and was still right
 

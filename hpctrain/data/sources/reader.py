@@ -3,7 +3,7 @@
 A contiguous, uncompressed dataset (`data_prep` writes these) begins at a byte offset of its file.
 The shard is memory-mapped, and the samples of a batch, from any shards, are read by one gather,
 without HDF5. `hpctrain.data.shards.storage.layout` reads other layouts. What is read comes from
-unchanged files: see `hpctrain.data.sources.watch`.
+unchanged files: see `hpctrain.data.sources.opened`.
 
     >>> reader = Reader(Path("data/digits"), "train")
     >>> reader.read(np.array([5, 0, 5]))["image"].shape
@@ -21,16 +21,16 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from hpctrain.base.forks import PerProcess
 from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import ShardPlace, open_place
+from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
-from hpctrain.data.shards.per_process import PerProcess
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, fixed_size
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
 

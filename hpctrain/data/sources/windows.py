@@ -17,10 +17,10 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, fixed_size
-from hpctrain.data.sources.end_to_end import EndToEnd
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import DataError
 

@@ -20,9 +20,8 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building import observers
 from hpctrain.engine.building.build_model import adapted_base, load_initial
-from hpctrain.engine.building.build_optimizer import build_optimizer
+from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
 from hpctrain.engine.building.build_schedule import Effective, build_schedule
-from hpctrain.engine.building.check_optimizer import check_optimizer
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
@@ -34,11 +33,11 @@ from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
+from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.improvement import Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.engine.parts.slow_ranks import SlowRanks
-from hpctrain.engine.parts.timer import Timer
 from hpctrain.engine.parts.watch import Watch
 from hpctrain.engine.steps.exchange import Asks, Exchange
 from hpctrain.engine.steps.place import Place

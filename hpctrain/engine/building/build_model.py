@@ -28,8 +28,7 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.layers.quantized import quantize, release
 from hpctrain.engine.parallel.precision import default_dtype
-from hpctrain.engine.parallel.preparing.parameter_settings import freeze, with_adapters
-from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
+from hpctrain.engine.parallel.preparing.whole_model import cast_parameters, freeze, with_adapters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints

@@ -13,10 +13,10 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
+from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.improvement import Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.slow_ranks import SlowRanks
-from hpctrain.engine.parts.timer import Timer
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.steps.feeds import OwnFeed

@@ -31,8 +31,7 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
 from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
-from hpctrain.engine.checkpoint.optimizer_modes import OptimizerModes
-from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
+from hpctrain.engine.checkpoint.optimizer_state import OptimizerModes, OptimizerState
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves

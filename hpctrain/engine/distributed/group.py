@@ -8,9 +8,10 @@ A single process forms a group of one rank, so no later code needs to handle tha
 
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,10 +20,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from hpctrain.base.processes.causes import one_line
+from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks import run_secret
-from hpctrain.cluster.ranks.cores import threads
-from hpctrain.cluster.ranks.leaving import leave_group_open
-from hpctrain.cluster.ranks.port import listen
+from hpctrain.cluster.ranks.leaving import end_at_once, leave_group_open
+from hpctrain.cluster.ranks.port import keep_alive, listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.engine.distributed import long_work, members
@@ -158,3 +159,65 @@ def _store(ranks: RankInfo, timeout: timedelta, key: bytes) -> dist.Store:
     # The number of the job is public; a stranger does not find the keys under this name.
     name = run_secret.sign(key, "store", *ranks.attempt_key).hex()
     return dist.PrefixStore(f"hpctrain/{name}", store)
+
+
+_LEASE_S = 60.0  # after rank 0 has gone; if only its host has, Linux asks for a minute before
+_END_S = 5.0
+_FOR_EVER = timedelta(days=365)
+
+
+@contextmanager
+def lease(store: dist.Store | None, rank: int, port: int) -> Iterator[None]:
+    """Let this rank end itself in the context, a minute after rank 0 has gone.
+
+    On a node that Slurm has lost, a rank would wait for the others until `parallel.timeout_s`,
+    while another step of the job trains the run. A thread waits for a key of the store, in C++
+    without Python's lock, so nothing is done during a step.
+
+    `store` is that of the process group, on this port of rank 0; without one nothing is done.
+    """
+    if store is None:
+        yield
+        return
+    key, over = f"lease/{rank}", threading.Event()
+    own = store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
+
+    def listen() -> None:
+        try:
+            own.wait([key], _FOR_EVER)
+        except RuntimeError:  # the store has ended with rank 0, or the network is gone
+            if not over.wait(_LEASE_S):
+                end_at_once("rank 0 has ended or cannot be reached, so this rank ends, too")
+
+    keep_alive(port)
+    thread = threading.Thread(target=listen, name="hpctrain-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        with suppress(RuntimeError):
+            store.set(key, "end")
+        # A thread that comes back while the interpreter ends would abort it.
+        thread.join(_END_S)
+
+
+def threads(ranks: RankInfo, cpus_per_task: int, env: Mapping[str, str] = os.environ) -> int | None:
+    """Return the number of torch's threads for this rank; None when the environment says it.
+
+    CPU affinity: taskset, Slurm       ┐
+    CPU quota: docker --cpus, systemd  ├── cores / ranks on this node
+    launch.cpus_per_task               ┘
+
+    torch starts one thread per core of the machine in every process. The threads of several ranks
+    on one machine then wait for each other, and all ranks become several times slower.
+
+    Under Slurm a rank has got the cores that it has asked for. Elsewhere 1, the default, means its
+    share of the cores that there are. OMP_NUM_THREADS counts; torchrun sets it to 1.
+    """
+    if "OMP_NUM_THREADS" in env:
+        return None
+    if ranks.launcher == "slurm":
+        return cpus_per_task
+    share = max(1, cores() // ranks.local_world_size)
+    return share if cpus_per_task == 1 else min(share, cpus_per_task)

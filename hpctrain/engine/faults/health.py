@@ -12,7 +12,7 @@ The sums carry a NaN or an infinity of any rank to all ranks, so this needs no c
 own. Only after such a step the ranks tell each other which of them had it first.
 
 On the CPU the numbers are known before the update, which is then not made. On a GPU the host reads
-them after it has queued the next step (`engine.faults.copied`), and before anything that lasts: a
+them after it has queued the next step (see `Copied`), and before anything that lasts: a
 log line, an evaluation, a checkpoint and the end of the run. For `stop` and `rollback` that is
 early enough, because the parameters of this process are dropped and those of a checkpoint are
 loaded. For `skip` the host waits for the numbers before the update.
@@ -39,8 +39,7 @@ from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.faults.copied import Copied
-from hpctrain.engine.parallel.reducing.scalars import Number, together
+from hpctrain.engine.parallel.reducing.scalars import Copied, Number, together
 from hpctrain.errors import HealthError
 
 log = logging.getLogger(__name__)

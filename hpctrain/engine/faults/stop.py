@@ -7,7 +7,7 @@
 A Python signal handler does not run while the main thread is blocked in a collective, so a small
 thread receives the signals through `signal.set_wakeup_fd`. The flags, one for each reason, are
 part of the reduction that every step makes anyway. On the CPU they are read after the step, and on
-a GPU after the next one (`engine.faults.copied`). So no step waits for them, and all ranks see
+a GPU after the next one (see `Copied`). So no step waits for them, and all ranks see
 the same reason at the same step, whichever rank was asked first.
 
 A rank that cannot stop in time, because its step or its save does not end, says where it is and
@@ -32,8 +32,7 @@ from types import FrameType
 from hpctrain.base import forks
 from hpctrain.base.processes import frames, marks
 from hpctrain.engine.faults import early_signals as signals
-from hpctrain.engine.faults.copied import Copied
-from hpctrain.engine.parallel.reducing.scalars import Numbers
+from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
 # If the ranks have different reasons, the first of these counts: after a stop request by the user

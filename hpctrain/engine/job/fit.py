@@ -32,15 +32,14 @@ from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import long_work
 from hpctrain.engine.distributed.devices import job_gpus
-from hpctrain.engine.distributed.group import process_group
+from hpctrain.engine.distributed.group import lease, process_group
 from hpctrain.engine.faults.collectives import where
 from hpctrain.engine.faults.health import RolledBack
-from hpctrain.engine.faults.lease import lease
 from hpctrain.engine.faults.observed import named_if_late
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.job.attempt import Attempt
 from hpctrain.engine.parallel.precision import default_dtype
-from hpctrain.engine.parts.account import Account, process_began
+from hpctrain.engine.parts.clocks import Account, process_began
 from hpctrain.engine.session import Session, Stopped
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome

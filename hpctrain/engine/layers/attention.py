@@ -11,9 +11,8 @@ from torch import nn
 from torch.nn.attention.bias import CausalBias
 from torch.nn.attention.varlen import varlen_attn
 
-from hpctrain.engine.layers.formats import wide
 from hpctrain.engine.layers.gpu_support import can
-from hpctrain.engine.layers.layers import Linear
+from hpctrain.engine.layers.layers import Linear, wide
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
 Masks = tuple[torch.Tensor, ...]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.engine.layers.expert_bank import Bank, inverted, own_part, permuted
-from hpctrain.engine.layers.formats import wide
+from hpctrain.engine.layers.layers import wide
 
 
 class Experts(nn.Module):

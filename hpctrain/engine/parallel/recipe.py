@@ -16,12 +16,13 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
+from hpctrain.engine.parallel.preparing.blocks import ModelSummary
 from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
-from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
-from hpctrain.engine.parallel.preparing.parameter_settings import Setting, freeze
 from hpctrain.engine.parallel.preparing.whole_model import (
+    Setting,
     cast_parameters,
     check_layers,
+    freeze,
     prepare_modes,
 )
 from hpctrain.engine.parallel.reducing.expert_loads import load_sizes

@@ -9,9 +9,9 @@ from torch import nn
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.preparing.blocks import ModelSummary
 from hpctrain.engine.parallel.preparing.initial import Build
-from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
-from hpctrain.engine.parallel.preparing.parameter_settings import Setting, with_adapters
+from hpctrain.engine.parallel.preparing.whole_model import Setting, with_adapters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
 

@@ -23,9 +23,8 @@ from hpctrain.base.units import GIB
 from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parts.account import Account
+from hpctrain.engine.parts.clocks import Account, StepTimes, percentile
 from hpctrain.engine.parts.slow_ranks import Interval, SlowRanks, WorkClock
-from hpctrain.engine.parts.step_times import StepTimes, percentile
 from hpctrain.engine.parts.utilisation import Utilisation
 from hpctrain.tracking.tracker import Tracker
 

@@ -2,8 +2,7 @@
 
 from collections.abc import Mapping
 
-from hpctrain.engine.faults.copied import Copied
-from hpctrain.engine.parallel.reducing.scalars import Numbers
+from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 from hpctrain.engine.part import Part
 
 

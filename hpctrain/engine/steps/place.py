@@ -10,7 +10,7 @@ import torch
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.parts.account import Account
+from hpctrain.engine.parts.clocks import Account
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 

@@ -33,11 +33,11 @@ from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part, overriding
+from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
-from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.timer import Timer
+from hpctrain.engine.parts.progress_file import Notes
 from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker

@@ -13,8 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.outputs import described
-from hpctrain.engine.tasks.task import SplitTask, Sums, Task, name_of
+from hpctrain.engine.tasks.task import SplitTask, Sums, Task, described, name_of
 from hpctrain.errors import ConfigError
 
 _NEEDED = ("update", "compute", "reset", "to", "modules")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from hpctrain.base.files.record import convert
-from hpctrain.cluster.ranks.cores import cores
+from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
 from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import (

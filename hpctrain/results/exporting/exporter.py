@@ -27,12 +27,12 @@ from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.engine.distributed.tensors import dtype_name
-from hpctrain.engine.layers.formats import wide
+from hpctrain.engine.layers.layers import wide
 from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.engine.layers.quantized import rounded
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
-from hpctrain.engine.parallel.preparing.parameter_settings import with_adapters
+from hpctrain.engine.parallel.preparing.whole_model import with_adapters
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
 from hpctrain.runs.checkpoints.manifest import Manifest

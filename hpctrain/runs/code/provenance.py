@@ -7,16 +7,187 @@ provenance/
 """
 
 import functools
+import json
 import os
 import platform
+import subprocess
 import sys
+import sysconfig
+from collections import Counter
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from importlib.metadata import distributions
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from hpctrain.base.files.disk import set_aside, text_of
-from hpctrain.base.files.record import read_known, written
+from hpctrain.base.files.record import Record, read_known, written
+from hpctrain.base.secrets import mask, without_credentials
 from hpctrain.errors import ConfigError
-from hpctrain.runs.code.git import Tree, code_folders, repositories
+
+# Files that hold secrets by custom: they are in no copy of the code and in no patch.
+_PRIVATE = (
+    *(".env", ".env.*", ".netrc", ".pgpass", ".git-credentials", ".pypirc", ".htpasswd"),
+    *("id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk"),
+    *("*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx"),
+)
+_TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+_MAY_BE_KEYS = ("*.pem", "*.key")  # certificates, which are public, have these names as well
+_LONGEST_KEY = 65536  # bytes
+
+
+class Tree(Record, frozen=True):
+    """A working tree in `git.json`; `commit` is "" before the first commit."""
+
+    path: str
+    commit: str = ""
+    branch: str = ""
+    dirty: bool = False
+    remote: str = ""
+
+
+class Repo:
+    """The working tree of a git repository, with a name that no other one of this process has.
+
+    Python imports from the folders in it that are `used`.
+    """
+
+    def __init__(self, root: Path, used: list[Path], name: str = "") -> None:
+        self.root, self.used, self.name = root, used, name
+
+    def files(self) -> dict[str, bool]:
+        """Return the paths of the code's files, relative to the root, and whether git tracks them.
+
+        These are all tracked files, new files that are not ignored, and ignored modules in the same
+        folders (`_version.py`, compiled extensions), without which imports would fail. Files of
+        submodules, and of other repositories inside that are not ignored, are included.
+        """
+        folders = [os.path.relpath(folder, self.root) for folder in self.used]
+        others = ("ls-files", "-z", "--others", "--exclude=*.pyc", "--exclude-standard")
+        modules = [f":(glob){folder}/**/*.{end}" for folder in folders for end in ("py", "so")]
+        tracked = self._git("ls-files", "-z", "--cached")
+        new = self._git(*others, "--", *folders)
+        ignored = self._git(*others, "--ignored", "--directory", "--", *modules)
+        # A name with a slash at its end is a folder that is ignored as a whole.
+        names = {name: False for name in ignored.split("\0") if name and not name.endswith("/")}
+        known = dict.fromkeys(new.split("\0"), False) | dict.fromkeys(tracked.split("\0"), True)
+        known.pop("", None)
+        for name, is_tracked in known.items():
+            inner = self.root / name
+            if inner.is_symlink() or not (inner / ".git").exists():
+                names[name] = is_tracked
+                continue
+            used = [folder for folder in self.used if folder.is_relative_to(inner)]
+            inside = Repo(inner, used or [inner]).files()
+            names |= {os.path.join(name, path): tracks for path, tracks in inside.items()}
+        return dict(sorted(names.items()))
+
+    def facts(self) -> Tree:
+        """Return the entry for `git.json`."""
+        status = self._git("status", "--porcelain", "--untracked-files=no")
+        try:
+            commit, branch = self._git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
+        except ConfigError:
+            commit, branch = "", ""  # nothing was committed yet
+        remote = _remote(self._git("remote", "-v").split("\n")[0])
+        return Tree(str(self.root), commit, branch, bool(status), remote)
+
+    def diff(self) -> str:
+        """Return the changes since the commit as a patch, without secrets; "" without a commit."""
+        without = [f":(exclude,glob)**/{name}" for name in _PRIVATE]
+        options = ("--no-ext-diff", "--no-color", "--binary")
+        try:
+            changes = self._git("diff", *options, "HEAD", "--", ".", *without)
+        except ConfigError:
+            return ""
+        return mask(changes)
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.root), *arguments]
+        # Inside a git hook there are variables of another repository, which git would use.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+        try:
+            done = subprocess.run(command, capture_output=True, env=env, check=True)
+        except FileNotFoundError:
+            raise ConfigError(
+                f"launch.snapshot: git, which lists the files of the code in {self.root}, is not "
+                "on the PATH; launch.snapshot=off works without it"
+            ) from None
+        except subprocess.CalledProcessError as error:
+            message = " ".join(os.fsdecode(error.stderr).split())
+            raise ConfigError(
+                f"launch.snapshot: git cannot read {self.root} ({message}); launch.snapshot=off "
+                "works without it"
+            ) from error
+        return os.fsdecode(done.stdout)
+
+
+def code_folders() -> list[Path]:
+    """Return the folders that Python imports from, without those of installed packages."""
+    installed = {os.path.realpath(path) for path in sysconfig.get_paths().values()}
+    places = [os.getcwd(), *sys.path, *_editable()]
+    folders = [Path(os.path.realpath(place)) for place in places]
+    return [
+        folder
+        for folder in dict.fromkeys(folders)
+        if folder.is_dir()
+        and str(folder) not in installed
+        and not {"site-packages", "dist-packages", "lib-dynload"} & set(folder.parts)
+        and folder != Path(sys.executable).parent
+    ]
+
+
+def repositories(folders: list[Path]) -> tuple[list[Repo], list[Path]]:
+    """Return the working trees that contain these folders, and the folders that are in none.
+
+    The name of a working tree is the name of its folder; if another has this name, `NAME.2`, ….
+    """
+    repos: dict[Path, Repo] = {}
+    seen: Counter[str] = Counter()
+    outside = []
+    for folder in folders:
+        root = next((p for p in (folder, *folder.parents) if (p / ".git").exists()), None)
+        if root is None:
+            outside.append(folder)
+            continue
+        if root not in repos:
+            name = root.name or "root"
+            seen[name] += 1
+            repos[root] = Repo(root, [], name if seen[name] == 1 else f"{name}.{seen[name]}")
+        repos[root].used.append(folder)
+    return list(repos.values()), outside
+
+
+@functools.cache
+def _editable() -> list[str]:
+    """Return the folders of the packages that `pip install -e` has installed."""
+    found = []
+    for package in distributions():
+        text = package.read_text("direct_url.json")
+        about = json.loads(text) if text else {}
+        if about.get("dir_info", {}).get("editable"):
+            folder = unquote(urlsplit(about["url"]).path)
+            found += [folder, os.path.join(folder, "src")]
+    return found
+
+
+def _remote(line: str) -> str:
+    """Return the URL in a line of `git remote -v`, without credentials."""
+    return mask(without_credentials("".join(line.split()[1:2])))
+
+
+def is_private(path: Path) -> bool:
+    """Return whether a file holds secrets, by its name; a key also by its content."""
+    name = path.name
+    if name not in _TEMPLATES and any(fnmatchcase(name, pattern) for pattern in _PRIVATE):
+        return True
+    if not any(fnmatchcase(name, pattern) for pattern in _MAY_BE_KEYS):
+        return False
+    try:
+        with path.open("rb") as file:
+            return b"PRIVATE KEY" in file.read(_LONGEST_KEY)
+    except OSError:
+        return False
 
 
 @functools.cache

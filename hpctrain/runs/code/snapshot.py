@@ -34,7 +34,7 @@ from hpctrain.base.files.disk import temporary
 from hpctrain.base.files.record import read
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.code.git import Repo, code_folders, is_private, repositories
+from hpctrain.runs.code.provenance import Repo, code_folders, is_private, repositories
 
 log = logging.getLogger(__name__)
 _PATHS = "pythonpath.json"

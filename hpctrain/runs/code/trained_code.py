@@ -30,7 +30,7 @@ from hpctrain.base import secrets
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read_known, written
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.runs.code.git import code_folders
+from hpctrain.runs.code.provenance import code_folders
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Message
 
 
 class AlertSettings(Message, frozen=True):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from contextlib import suppress
 
-from hpctrain.data.shards.per_process import PerProcess
+from hpctrain.base.forks import PerProcess
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
 

@@ -7,8 +7,7 @@ import h5py
 import numpy as np
 
 from hpctrain.data.shards.storage.codecs import Filter, Pipeline
-from hpctrain.data.shards.storage.file import File
-from hpctrain.data.shards.storage.scratch import Bytes, Damaged, Undecodable, scratch
+from hpctrain.data.shards.storage.file import Bytes, Damaged, File, Undecodable, scratch
 from hpctrain.data.shards.types import Array, Int64s
 
 MOST = 2**28  # chunks; their table takes 5 GB

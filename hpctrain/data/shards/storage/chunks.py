@@ -36,8 +36,7 @@ from hpctrain.data.shards.compression import plugins
 from hpctrain.data.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.data.shards.storage.chunk_table import ChunkTable, filters, samples_first
 from hpctrain.data.shards.storage.codecs import describe
-from hpctrain.data.shards.storage.file import File, patiently, reading
-from hpctrain.data.shards.storage.scratch import Damaged, Undecodable
+from hpctrain.data.shards.storage.file import Damaged, File, Undecodable, patiently, reading
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
 

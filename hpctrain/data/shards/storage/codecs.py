@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpctrain.data.shards.storage.scratch import (
+from hpctrain.data.shards.storage.file import (
     Bytes,
     Damaged,
     Errors,

@@ -15,8 +15,8 @@ import numpy as np
 
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard, check_shard
+from hpctrain.data.shards.storage.file import Stamp
 from hpctrain.data.shards.storage.inside import Elsewhere, find
-from hpctrain.data.shards.storage.stamp import Stamp
 from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION
 from hpctrain.errors import DataError
 

@@ -36,8 +36,7 @@ from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.part import Planned, RankPart, reason
 from hpctrain.engine.checkpoint.saving.writer import Writer
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.faults.copied import Copied
-from hpctrain.engine.parallel.reducing.scalars import Numbers
+from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest
 

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.tasks.metric_updates import measuring
-from hpctrain.engine.tasks.outputs import described
-from hpctrain.engine.tasks.task import Task
+from hpctrain.engine.tasks.task import Task, described
 from hpctrain.errors import ConfigError
 
 

@@ -34,13 +34,13 @@ from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel import second_gradients
-from hpctrain.engine.parallel.grad_tensors import collect_grad_tensors
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
 from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.parallel.reducing.unused import Unused
+from hpctrain.engine.parallel.second_gradients import collect_grad_tensors
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task
 

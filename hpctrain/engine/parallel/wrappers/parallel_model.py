@@ -22,8 +22,8 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
-from hpctrain.engine.parallel.preparing.model_summary import ModelSummary
-from hpctrain.engine.parallel.preparing.parameter_settings import Setting
+from hpctrain.engine.parallel.preparing.blocks import ModelSummary
+from hpctrain.engine.parallel.preparing.whole_model import Setting
 from hpctrain.engine.parallel.reducing.expert_loads import Loads
 from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
 from hpctrain.engine.tasks.task import Task, checked

@@ -6,6 +6,7 @@ from typing import Any
 __version__ = "0.3.0.dev0"
 _API = {
     **dict.fromkeys(("submit", "train", "load_run", "submit_function", "session"), "hpctrain.api"),
+    "Part": "hpctrain.engine.part",
     "Session": "hpctrain.engine.session",
     "supervised": "hpctrain.engine.loop",
 }

@@ -49,6 +49,7 @@ LOOPS = {
     "nan,train.nonfinite=rollback": "has left out 10 steps within 1000 steps already",
     "nan_once,train.nonfinite=rollback,train.max_steps=7": "no error",
     "ends": "no error",
+    "ends,hooks=[{_target_: hpctrain.training.Hook}]": "a class that inherits from hpctrain.Part",
     "ends,train.max_steps=null": "max_steps=None: give the number of steps",
 }
 # Refused before a run directory is made, by the key.
@@ -58,7 +59,6 @@ CONFIGS = {
     "ends,parallel.cp=2": "parallel.cp=2: the loop would have to divide each sequence",
     "ends,parallel.ep=2": "parallel.ep=2: the loop would have to balance the experts",
     "ends,parallel.weights=[1]": "parallel.weights=[1",
-    "ends,hooks=[{_target_: hpctrain.training.Hook}]": "hooks: they are of the loop",
     "ends,train.nonfinite=skip": "train.nonfinite=skip: a loop of one's own has made its update",
 }
 

@@ -72,8 +72,6 @@ def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
             "train.nonfinite=rollback: the session is opened by a program, whose lines before it "
             "cannot be called once more; use stop, or make the loop a function (loop=NAME)"
         )
-    if config.hooks:
-        yield "hooks: they are of the loop hpctrain.supervised; a loop of one's own calls its own"
     wrong = []
     for ranks in sizes:
         try:

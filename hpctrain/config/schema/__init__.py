@@ -74,8 +74,9 @@ class Config:
     data: DataConfig = section(DataConfig)
     hooks: list[dict[str, Any]] = key(
         [],
-        "Each of these is a hpctrain.training.Hook, named by `_target_`. Its methods are called "
-        "after a step, before and after an evaluation, and after a checkpoint.",
+        "Each of these is a hpctrain.Part, named by `_target_`, whose methods are called around "
+        "steps, reports, evaluations and checkpoints; or, for our own loop, a "
+        "hpctrain.training.Hook.",
     )
     hardware: dict[str, Any] = key(
         {},

@@ -124,7 +124,7 @@ def build(place: Place) -> Trainer:
         micro_batches,
         TaskPart(task),
         observers.build_profile(train.profile, run, ranks),
-        observers.build_hooks(config.hooks, config.seed, step, tracker),
+        *observers.build_hooks(config.hooks, config.seed, step, tracker),
         Evaluations(step, evaluations, train.eval_every, *evaluated),
         schedule,
         Patience(stopping.metric, stopping.min_delta, stopping.patience),

@@ -59,7 +59,8 @@ def stepping(
     timer = Timer(saves.every_s, decides=ranks.is_main)
     stopping = train.early_stopping
     patience = Patience(stopping.metric, stopping.min_delta, stopping.patience)
-    parts: Sequence[Part] = [kept, logged, ending, patience]
+    own = observers.build_hooks(config.hooks, config.seed, None, tracker)
+    parts: Sequence[Part] = [kept, logged, ending, patience, *own]
     say = partial(notes.say, "slow_rank")
     slow_ranks = SlowRanks(mesh, ranks.rank, ranks.host, say=say)
     measured = feed, place.account, slow_ranks, precision, tracker

@@ -47,7 +47,7 @@ def instantiate(key: str, node: Mapping[str, Any], *args: Any, seed: int | None 
 def instantiate_all(
     key: str,
     nodes: Sequence[Mapping[str, Any]],
-    kind: type[Any],
+    kind: type[Any] | tuple[type[Any], ...],
     needed: str,
     seed: int | None = None,
 ) -> list[Any]:

@@ -18,12 +18,14 @@ from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
+from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display, choose_display
 from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
 from hpctrain.engine.parts.progress_file import Notes, ProgressFile
 from hpctrain.engine.supervised.step import TrainStep
+from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
@@ -83,14 +85,21 @@ def build_best(
 
 
 def build_hooks(
-    nodes: Sequence[Mapping[str, Any]], seed: int, step: TrainStep, tracker: Tracker
-) -> Hooks | None:
-    """Return the part that calls the hooks of the user, if there are any."""
-    needed = "a class that inherits from hpctrain.training.Hook"
-    made = instantiate_all("hooks", nodes, Hook, needed, seed)
-    if not made:
-        return None
-    return Hooks(made, step.model.module, step.optimizer, step.task, tracker)
+    nodes: Sequence[Mapping[str, Any]], seed: int, step: TrainStep | None, tracker: Tracker
+) -> list[Part]:
+    """Return the parts of the user, and the one that calls the hooks, which our loop alone has."""
+    needed = "a class that inherits from hpctrain.Part" + " or hpctrain.training.Hook" * bool(step)
+    made = instantiate_all("hooks", nodes, (Part, Hook) if step else Part, needed, seed)
+    parts: list[Part] = [each for each in made if isinstance(each, Part)]
+    for part in filter(lambda each: each.name, parts):
+        part.name = f"hooks.{part.name}"  # none of ours has such a name
+    names = [part.name for part in parts if part.name]
+    if twice := [name for name in {*names} if names.count(name) > 1]:
+        raise ConfigError(f"hooks: two parts have the name {twice[0]!r}, under which each is saved")
+    hooks = [each for each in made if not isinstance(each, Part)]
+    if step and hooks:
+        parts.append(Hooks(hooks, step.model.module, step.optimizer, step.task, tracker))
+    return parts
 
 
 def build_profile(steps: str | None, run: RunDir, ranks: RankInfo) -> ProfiledSteps | None:

@@ -204,7 +204,9 @@ class Health:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` returned; a rollback may have added steps since."""
         # One step may have left out several batches, one after the other.
-        self._steps = sorted((Counter(self._steps) | Counter(state["steps"])).elements())
+        left_out = Counter(self._steps)
+        left_out |= Counter(state["steps"])
+        self._steps = sorted(left_out.elements())
         self.skipped = max(self.skipped, state["skipped"])
 
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:

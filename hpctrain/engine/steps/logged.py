@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.faults.copied import Copied
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.reducing.scalars import Numbers
+from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 from hpctrain.engine.part import Part
 from hpctrain.errors import ConfigError
 

@@ -30,7 +30,7 @@ from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.supervised.ramp import Ramp
+from hpctrain.engine.supervised.micro_batches import Ramp
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import ConvNet, Transformer, UNet
 from hpctrain.tasks import Classification, LanguageModel, Regression, Sums, on_part

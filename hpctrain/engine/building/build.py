@@ -43,11 +43,9 @@ from hpctrain.engine.steps.exchange import Asks, Exchange
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
-from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
-from hpctrain.engine.supervised.ramp import Ramp
+from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches, Ramp
 from hpctrain.engine.supervised.step import TrainStep, Update
-from hpctrain.engine.supervised.task_part import TaskPart
-from hpctrain.engine.supervised.trainer import Trainer
+from hpctrain.engine.supervised.trainer import TaskPart, Trainer
 from hpctrain.errors import ConfigError
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir

@@ -2,12 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
+from hpctrain.engine.part import Part
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.micro_batches import MicroBatches
 from hpctrain.engine.supervised.schedule import Schedule
 from hpctrain.engine.supervised.step import TrainStep
+from hpctrain.engine.tasks.task import Task, TaskState
+
+
+class TaskPart(Part):
+    """Keeps the state of a task."""
+
+    name = "task"
+
+    def __init__(self, task: Task) -> None:
+        self._state = TaskState(task)
+
+    def state_dict(self) -> Any:
+        """Return the state of the task; {} without one."""
+        return self._state.state_dict()
+
+    def load_state_dict(self, state: Any) -> None:
+        """Go on from what `state_dict` returned."""
+        self._state.load_state_dict(state)
 
 
 @dataclass

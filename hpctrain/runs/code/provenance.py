@@ -1,4 +1,4 @@
-"""The provenance of a run, in its directory: commits, changes and installed packages.
+"""The provenance of a run, in its directory: git repositories, changes, installed packages.
 
 provenance/
     git.json         one entry per working tree: path, commit, branch, dirty, remote

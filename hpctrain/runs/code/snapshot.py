@@ -7,7 +7,7 @@
 
 A working tree gives the files that git tracks, and new ones that it does not ignore. `output_dir`
 and `data.path`, new files that are large, and files that hold secrets by custom (.env, private
-keys; `git.is_private`) are not copied. A copy has no permission that its file
+keys; `provenance.is_private`) are not copied. A copy has no permission that its file
 does not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because

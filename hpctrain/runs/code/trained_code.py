@@ -10,9 +10,9 @@ A training depends on its config and on its code. The config decides the name of
 run which failed by an error in the code can go on with better code, the code does not. Then it is
 said what has changed. A record has only what differs from those before, and null for what is gone.
 
-The modules are those in the folders that `git.code_folders` names; installed packages and hpctrain
-are recorded by their versions. Comments, docstrings and the layout of the lines do not change what
-is trained, so they do not count.
+The modules are those in the folders that `provenance.code_folders` names; installed packages and
+hpctrain are recorded by their versions. Comments, docstrings and the layout of the lines do not
+change what is trained, so they do not count.
 """
 
 import ast

@@ -22,7 +22,7 @@ class JobRequest:
     site: SiteConfig
     nodes: list[int]  # the numbers of nodes with which the run can train, increasing
     data: list[str]  # the paths of the data sets
-    alike: bool  # all of its nodes must be alike, and there are several
+    mixed: bool  # its nodes may differ
 
     @classmethod
     def of(cls, config: Config) -> JobRequest:
@@ -34,11 +34,16 @@ class JobRequest:
             site=config.site,
             nodes=fitting_nodes(config),
             data=config.data.paths,
-            alike=config.launch.nodes != 1 and not may_differ(config.site, config.parallel.weights),
+            mixed=_may_differ(config.site, config.parallel.weights),
         )
 
+    @property
+    def alike(self) -> bool:
+        """Whether all of its nodes must be alike, and there are several."""
+        return self.launch.nodes != 1 and not self.mixed
 
-def may_differ(site: SiteConfig, weights: Sequence[int] | None) -> bool:
+
+def _may_differ(site: SiteConfig, weights: Sequence[int] | None) -> bool:
     """Return whether the nodes of a job may differ.
 
     It has `parallel.weights`, or a choice of partitions, types of GPUs or features.

@@ -23,7 +23,7 @@ from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.job_request import JobRequest, may_differ
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.errors import NodeError, StorageError
@@ -56,10 +56,7 @@ def check_nodes(
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
     begin = time.monotonic()
-    asked = Expectation.of(
-        *(job.launch, parallel, network, data, job.output_dir),
-        mixed=may_differ(job.site, parallel.weights),
-    )
+    asked = Expectation.of(job, parallel, network, data)
     places = checked(asked, ranks, device, full=mode == "full")
     bad = _remember(job.output_dir, ranks, places) if ranks.is_main else []
     if ranks.is_main:

@@ -88,12 +88,12 @@ def submit(
     others = [first.with_name(f"{first.name}-{number}") for number in range(1, len(calls))]
     folders, ranks = [first, *others], config.asked_world_sizes[0]
     code = snapshot.take(config.launch, config.output_dir, config.data.path)
-    cluster = sbatch.available() and not here
+    cluster, request = sbatch.available() and not here, JobRequest.of(config)
     if not cluster:
-        local_runs.check(config)
+        local_runs.check(request)
     executor = SlurmExecutor(
         first,
-        JobRequest.of(config),
+        request,
         len(calls),
         command="call",
         pythonpath=code.pythonpath if code else (),

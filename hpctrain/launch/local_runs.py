@@ -10,8 +10,7 @@ import time
 from datetime import timedelta
 
 from hpctrain.cluster.slurm import sbatch
-from hpctrain.config.rank_counts import fitting_nodes
-from hpctrain.config.schema import Config
+from hpctrain.config.job_request import JobRequest
 from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
@@ -20,14 +19,14 @@ from hpctrain.launch.output import say
 from hpctrain.runs.sweep_overrides import label
 
 
-def check(config: Config) -> None:
-    """Check that the run needs only one machine."""
-    if 1 not in fitting_nodes(config):
+def check(job: JobRequest) -> None:
+    """Check that the job needs only one machine."""
+    if 1 not in job.nodes:
         reason, cure = "sbatch is not on the PATH, and without a cluster", "slurm/dev-cluster up"
         if sbatch.available():
             reason, cure = "with hydra/launcher=submitit_local", "hydra/launcher=submitit_slurm"
         raise ConfigError(
-            f"launch.nodes={config.launch.nodes}: {reason} a run has one node; launch.nodes=1, "
+            f"launch.nodes={job.launch.nodes}: {reason} a run has one node; launch.nodes=1, "
             f"or try {cure}"
         )
 

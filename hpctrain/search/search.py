@@ -176,7 +176,7 @@ class Search:
                     raise
         self._settings.check_trial(config.data, config.train)
         if not self._cluster:
-            local_runs.check(config)
+            local_runs.check(JobRequest.of(config))
         for _, problem in refused([Entry([], config, run)]):
             raise problem
         if config.launch.pack != 1:

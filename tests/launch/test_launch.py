@@ -14,6 +14,7 @@ from hpctrain import cli
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.job_environment import keep_gpus, take_kept_gpus
 from hpctrain.config.frozen import load
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.engine.faults import early_signals
 from hpctrain.engine.job import here
@@ -54,7 +55,7 @@ def test_the_local_launcher_refuses_more_nodes_where_there_is_a_cluster(
     config = Config()
     config.launch.nodes = 2
     with pytest.raises(ConfigError, match=r"nodes=2: with hydra/launcher=submitit_local a run has"):
-        local_runs.check(config)
+        local_runs.check(JobRequest.of(config))
 
 
 def test_without_sbatch_the_sweep_runs_here(

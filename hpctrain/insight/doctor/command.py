@@ -18,7 +18,7 @@ from hpctrain.cluster.slurm.excluded_hosts import folder_of
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
-from hpctrain.config.job_request import JobRequest, may_differ
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, NodeError
@@ -114,10 +114,7 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
 
 def expected_of(config: Config) -> Expectation:
     """Return what a job of this config asks of its nodes."""
-    return Expectation.of(
-        *(config.launch, config.parallel, config.network, config.data, config.output_dir),
-        mixed=may_differ(config.site, config.parallel.weights),
-    )
+    return Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
 
 
 def _start(config: Config) -> str:

@@ -15,7 +15,8 @@ from typing import Any, Self
 from hpctrain.base.files.record import convert
 from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
-from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import DataConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
@@ -48,28 +49,21 @@ class Expectation:
 
     @classmethod
     def of(
-        cls,
-        launch: LaunchConfig,
-        parallel: ParallelConfig,
-        network: NetworkConfig,
-        data: DataConfig,
-        output_dir: str,
-        *,
-        mixed: bool = False,
+        cls, job: JobRequest, parallel: ParallelConfig, network: NetworkConfig, data: DataConfig
     ) -> Self:
-        """Return what these sections ask for."""
+        """Return what a job with these sections asks for."""
         return cls(
-            gpus_per_node=launch.gpus_per_node,
-            cpus_per_task=launch.cpus_per_task,
+            gpus_per_node=job.launch.gpus_per_node,
+            cpus_per_task=job.launch.cpus_per_task,
             device=parallel.device,
             backend=parallel.backend,
             interface=network.interface,
-            output_dir=output_dir,
+            output_dir=job.output_dir,
             scratch=data.stage_dir or "",
             stages=data.stage == "node" or "://" in data.path,
             data=data.path,
-            mixed=mixed,
-            shared=launch.gpus_per_run is not None,
+            mixed=job.mixed,
+            shared=job.launch.gpus_per_run is not None,
         )
 
 

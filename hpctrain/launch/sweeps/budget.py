@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from hpctrain.cluster.slurm.partition_limit import road
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
 
@@ -13,7 +13,7 @@ def check_budget(jobs: Collection[tuple[Config, int]]) -> None:
     budget = min((each for each in budgets if each is not None), default=None)
     if budget is None:
         return
-    hours = sum(count * _most_hours(config) for config, count in jobs)
+    hours = sum(count * _most_hours(config.launch, config.site) for config, count in jobs)
     if hours <= budget:
         return
     gpus = any(config.launch.gpus_per_node for config, _ in jobs)
@@ -24,9 +24,8 @@ def check_budget(jobs: Collection[tuple[Config, int]]) -> None:
     )
 
 
-def _most_hours(config: Config) -> float:
+def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:
     """Return what a run takes if each job of its chain lasts as long as it may."""
-    launch = config.launch
     per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
     nodes = launch.node_numbers[-1] + launch.spares
-    return launch.limit_min / 60 * nodes * per_node * road(config.site, launch.chain).jobs
+    return launch.limit_min / 60 * nodes * per_node * road(site, launch.chain).jobs

@@ -17,6 +17,7 @@ from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import plain
 from hpctrain.config.identity import run_path
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
@@ -178,7 +179,7 @@ class Sweep:
             texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         if not (cluster or self._any("dry_run")):
             for entry in self.entries:
-                local_runs.check(entry.config)
+                local_runs.check(JobRequest.of(entry.config))
         return texts
 
     def _look(self, submission: Submitter, cluster: bool) -> None:

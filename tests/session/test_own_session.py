@@ -51,6 +51,7 @@ def test_a_program_cannot_be_rolled_back(digits: Path, tmp_path: Path) -> None:
     assert not runs(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_ranks_of_a_job_open_a_session(
     digits: Path, tmp_path: Path, no_slurm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

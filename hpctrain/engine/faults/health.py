@@ -205,7 +205,9 @@ class Health:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` returned; a rollback may have added steps since."""
         # One step may have left out several batches, one after the other.
-        self._steps = sorted((Counter(self._steps) | Counter(state["steps"])).elements())
+        both = Counter[int](self._steps)
+        both |= Counter[int](state["steps"])
+        self._steps = sorted(both.elements())
         self.skipped = max(self.skipped, state["skipped"])
 
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:

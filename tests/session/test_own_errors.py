@@ -95,7 +95,11 @@ def test_each_mistake_has_its_sentence(digits: Path, tmp_path: Path) -> None:
     ("name", "sentence"),
     [
         ("log_on_main", "1 of 2 ranks have logged metrics outside of train/ in a step"),
-        ("differ", "session.keep('own'): its state is another one on rank 1 than on rank 0"),
+        pytest.param(
+            "differ",
+            "session.keep('own'): its state is another one on rank 1 than on rank 0",
+            marks=pytest.mark.slow,
+        ),
         pytest.param("log_other_names", "all ranks log the same names", marks=pytest.mark.slow),
         pytest.param("nan", "since step 7 (first on rank 1", marks=pytest.mark.slow),
     ],

@@ -204,9 +204,9 @@ class Health:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what `state_dict` returned; a rollback may have added steps since."""
         # One step may have left out several batches, one after the other.
-        left_out = Counter(self._steps)
-        left_out |= Counter(state["steps"])
-        self._steps = sorted(left_out.elements())
+        both = Counter[int](self._steps)
+        both |= Counter[int](state["steps"])
+        self._steps = sorted(both.elements())
         self.skipped = max(self.skipped, state["skipped"])
 
     def _listed(self, text: str, step: int, found: list[dict[str, Any]]) -> str:

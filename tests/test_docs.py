@@ -251,6 +251,11 @@ def accept(words: list[str], run: Path) -> None:
             checked([word for word in rest if "=" in word], int(ranks))
         case ["torchrun", "--nproc-per-node", ranks, "-m", "hpctrain", *rest]:
             checked(rest, int(ranks))
+        case ["torchrun", "--nproc-per-node", _, script]:
+            assert Path(script).is_file()  # the slow test starts the ranks
+        case ["python", script] if script.endswith(".py"):
+            done = forkserver.run([sys.executable, script], capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
         case ["python", "-m", "tests.gpu.first_minutes", "--only", *parts]:
             assert {*parts} <= {part.name for part in PARTS}
         case ["python", "-m", "torch.distributed.flight_recorder.fr_trace", "--prefix", prefix, _]:
@@ -475,6 +480,7 @@ TRAINED = {
     "docs/extend.md": {"robust"},
     "docs/tasks.md": {"classes", "numbers"},
     "docs/own-task.md": {"heat"},
+    "docs/own-loop.md": {"gan", "script", "policy", "pixels"},
     "docs/train.md": {"digits", "tuned"},
 }
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.processes import cgroup
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.checkpoint.saving import proof
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.errors import StorageError

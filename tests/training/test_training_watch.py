@@ -14,7 +14,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.base.names.run_record import Note
-from hpctrain.engine.parts.progress_file import Notes
+from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.engine.parts.watch import Watch
 from hpctrain.errors import HealthError

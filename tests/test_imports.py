@@ -102,6 +102,15 @@ def test_imports_only_look_down() -> None:
     assert wrong == []
 
 
+def test_the_page_of_the_architecture_draws_every_room() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    (house,) = re.findall(r"^## The house\n\n```text\n(.*?)^```", page, re.M | re.S)
+    drawn = re.findall(r"^.{13}(\w+(?:, \w+)*)  ", house, re.M)
+    folders = {path.parent.name for path in (ROOT / "hpctrain").glob("*/__init__.py")}
+    assert sorted(", ".join(drawn).split(", ")) == sorted({*folders, *DOORS, "errors"})
+    assert {*ROOMS} == {*folders, *DOORS, "errors", "__init__"}
+
+
 def test_the_core_names_no_module_of_an_extension() -> None:
     """A name in a text is as good as an import; models, tasks and trackers are names of users."""
     hidden = re.compile(r"hpctrain\.(search|results|insight)[\w.]*")

@@ -50,10 +50,10 @@ class Part:
         """Take the sums of the flags over all ranks, shape (n,), without waiting for the device."""
 
     def after_backward(self) -> None:
-        """Look at the gradients of a step, before they are scaled."""
+        """Look at the gradients of a step of our own loop, before they are scaled."""
 
     def after_update(self) -> None:
-        """Follow an update of the parameters."""
+        """Follow an update of the parameters in our own loop."""
 
     def after_step(self, step: int, batch: Batch) -> None:
         """Do something after a global step, counted from 1."""

@@ -113,13 +113,13 @@ def build(place: Place) -> Trainer:
     schedule = build_schedule(config.scheduler, effective)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     evaluated = RequestedMetric.of(config), average
-    step.parts = [*filter(None, [silent]), *[average] * (train.ema is not None)]
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
         _look(run, ranks, step, loader, evaluations, effective.max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
-        *step.parts,
+        silent,
+        average if train.ema is not None else None,
         micro_batches,
         TaskPart(task),
         observers.build_profile(train.profile, run, ranks),
@@ -129,6 +129,7 @@ def build(place: Place) -> Trainer:
         Patience(stopping.metric, stopping.min_delta, stopping.patience),
         watch,
     ]
+    step.parts = chosen = [part for part in every if part is not None]
     meter = Meter(
         loader,
         account,
@@ -152,7 +153,7 @@ def build(place: Place) -> Trainer:
         device=device,
         max_steps=effective.max_steps,
         every=Every(log_every, config.checkpoint.every_steps, config.checkpoint.at_end),
-        parts=[part for part in every if part is not None],
+        parts=chosen,
         states={"precision": model.precision},
         notes=notes,
         save_timer=timer,

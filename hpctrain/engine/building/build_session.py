@@ -68,7 +68,7 @@ def stepping(
     made = Stepping(
         feed=feed,
         checkpointer=checkpointer,
-        exchange=Exchange(mesh, [place.stop, timer, checkpointer.saves, ending, logged]),
+        exchange=Exchange(mesh, [place.stop, timer, checkpointer.saves]),
         tracker=tracker,
         display=observers.build_display(run, ranks, config.metric),
         stop=place.stop,

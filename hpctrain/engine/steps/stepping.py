@@ -112,6 +112,8 @@ class Stepping:
             HealthError: A number is not finite, and the run must stop.
             RolledBack: The run goes on from its newest healthy checkpoint: build it again.
         """
+        asking = [each for each in self.parts if type(each).flags is not Part.flags]
+        self.exchange.asking += asking
         self._enders = [each for each in self.parts if type(each).over is not Part.over]
         first_step = self._resume()
         self._began = True

@@ -11,8 +11,14 @@ class Counted(hpctrain.Part):
     def __init__(self, factor: int = 1) -> None:
         self.factor, self.rows = factor, 0
 
+    def flags(self) -> list[float]:
+        return [1.0]
+
+    def offer(self, totals: Any) -> None:
+        self.ranks = float(totals[0])
+
     def after_step(self, step: int, batch: dict[str, Any]) -> None:
-        self.rows += self.factor * len(batch["mask"])
+        self.rows += int(self.ranks) * self.factor * len(batch["mask"])
 
     def report(self) -> dict[str, float]:
         return {"train/rows": float(self.rows)}

@@ -66,7 +66,7 @@ else
     parity=(tests/parallel/test_{parity,pipeline,batch_norm,precision}.py
         -k "(one_process or bounds) and not -4-")
     if ((${#all[@]})); then parity=(tests/parallel tests/models/test_fields.py -k one_process); fi
-    later=(tests/config tests/data tests/data_prep tests/shards)
+    later=(tests/config tests/data tests/data_prep tests/session tests/shards)
     said=$(mktemp -d)
     mkdir "$said/shared"
     export HPCTRAIN_TESTS_SHARED=$said/shared # tests/conftest.py

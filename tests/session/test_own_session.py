@@ -1,5 +1,6 @@
 """A session in a program of one's own, and what the commands say about a loop of one's own."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,8 @@ def test_a_program_goes_on_when_it_is_started_again(
     said = run_module("hpctrain", "resume", run.name, "--dir", str(tmp_path), code=2).stderr
     assert "is a program that opens the session by itself" in said
     again = script(ranks, "plain", *given)
-    assert "going on from the checkpoint of step 10 " in again.stderr
+    # The signal comes in a step, or in the one after it.
+    assert re.search(r"going on from the checkpoint of step 1[01] ", again.stderr)
     assert again.stdout.count(AFTER) == again.stdout.count("in the session 20") == ranks
     # A finished one is not trained again, unless that is asked for.
     third = script(ranks, "plain", *given)

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +9,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm import requeue as requeuing
 from hpctrain.cluster.slurm.container import REQUEUE_NOTE
 from hpctrain.cluster.slurm.requeue import requeue
-from hpctrain.config.schema import Config
 from hpctrain.runs.run_dir import RunDir
 
 
@@ -64,10 +62,10 @@ def test_a_rank_that_is_out_of_memory_asks_for_its_requeue(
     ranks = RankInfo("slurm", 1, 1, 0, 2, 2, 1, "n1", 1, job_id="7_1", restart_count=3)
     run = RunDir(tmp_path)
     run.update(attempts=[])
-    _lower_micro_batch(Config(), run, ranks, SimpleNamespace(rows=8, smaller=4))  # type: ignore[arg-type]
+    _lower_micro_batch(run, ranks, 8, 4)
     assert asked == [Path("/run/requeue") if in_container else "7_1"]
     assert (run.read().micro_batch_rows, run.read().lowered_in) == (4, ("7_1", 3, 0))
     # A batch script that can start the ranks again in its job does so.
     (tmp_path / "epochs").write_text("7_1 3 0\n")
-    _lower_micro_batch(Config(), run, ranks, SimpleNamespace(rows=4, smaller=2))  # type: ignore[arg-type]
+    _lower_micro_batch(run, ranks, 4, 2)
     assert (len(asked), run.read().micro_batch_rows) == (1, 2)

@@ -19,7 +19,8 @@ CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "laun
 # what comes after a training, `insight` looks at everything.
 EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight"]
 # They put it together: what users import, and the command line.
-DOORS = ["training", "api", "cli", "__main__"]
+# `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.
+DOORS = ["training", "job", "slurm", "api", "cli", "__main__"]
 ROOMS = ["__init__", *CORE, *EXTENSIONS, *DOORS]
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.

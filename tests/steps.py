@@ -104,7 +104,7 @@ def step_of(
         every = [Stop(), *every]
     exchange = Exchange(model.mesh, every)
     step = TrainStep(model, task, optimizer, Update(clip_norm, base_lr), exchange, health)
-    step.parts = parts
+    step.use(parts)
     return step
 
 

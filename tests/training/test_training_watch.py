@@ -131,7 +131,8 @@ def silent(layout: str) -> tuple[list[str], int]:
     training = build(Cell("untied", ranks, tuple(keys.items())))
     step = training.step
     looks = SilentLayers(step.model, 5)
-    looks._every, step.parts = 1, [looks]
+    looks._every = 1
+    step.use([looks])
     for number in range(4):
         with torch.no_grad():
             for name, parameter in zip(step.model.names, step.model.parameters, strict=True):

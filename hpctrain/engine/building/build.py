@@ -129,7 +129,8 @@ def build(place: Place) -> Trainer:
         Patience(stopping.metric, stopping.min_delta, stopping.patience),
         watch,
     ]
-    step.parts = chosen = [part for part in every if part is not None]
+    chosen = [part for part in every if part is not None]
+    step.use(chosen)
     meter = Meter(
         loader,
         account,

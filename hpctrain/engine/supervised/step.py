@@ -101,7 +101,6 @@ class TrainStep(Part):
 
     Attributes:
         grad_norm: The norm of the global gradient of the last step, before clipping.
-        parts: What looks at the gradients of a step, or follows an update of the parameters.
     """
 
     name = "totals"
@@ -124,15 +123,11 @@ class TrainStep(Part):
         self.totals = Totals()
         self.grad_norm: float | torch.Tensor = math.nan
         self._lr = math.nan
-        self.parts = ()
+        self.use(())
 
-    @property
-    def parts(self) -> Sequence[Part]:  # noqa: D102
-        return self._parts
-
-    @parts.setter
-    def parts(self, parts: Sequence[Part]) -> None:
-        self._parts = parts
+    def use(self, parts: Sequence[Part]) -> None:
+        """Let parts look at the gradients of each step, and follow the updates."""
+        # Only their methods are kept: a part may hold this step, and a circle would keep the model.
         self._after_backward = overriding(parts, "after_backward")
         self._after_update = overriding(parts, "after_update")
 

@@ -70,8 +70,9 @@ class SharedMemory(Segment):
     def report(self) -> str | None:
         """Why the job has failed, "" if it has not; None while the writer has not done it."""
         memory = self.bytes()
-        text = memory[1:_REPORT].tobytes().rstrip(b"\0").decode(errors="replace")
-        return text if memory[0] else None
+        if not memory[0]:  # before the text, which the writer writes first
+            return None
+        return memory[1:_REPORT].tobytes().rstrip(b"\0").decode(errors="replace")
 
     @report.setter
     def report(self, text: str | None) -> None:

@@ -76,6 +76,7 @@ def in_mlflow(store: Path) -> list[tuple[str, int, float]]:
         return sorted(connection.execute(asked).fetchall())
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_go_on_exactly(
     digits: Path, tmp_path: Path, undisturbed: Undisturbed
 ) -> None:

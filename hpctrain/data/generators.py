@@ -22,6 +22,27 @@ KINDS: tuple[type[Any], ...] = (
 """The classes of generators, of which a model or a task may have some of its own."""
 
 
+def state_of(generator: Any) -> Any:
+    """Return the state of a generator of one of the KINDS."""
+    match generator:
+        case np.random.Generator():
+            return generator.bit_generator.state
+        case random.Random():
+            return generator.getstate()
+    return generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Give a generator of one of the KINDS the state that `state_of` has returned."""
+    match generator:
+        case np.random.Generator():
+            generator.bit_generator.state = state
+        case random.Random():
+            generator.setstate(state)
+        case _:
+            generator.set_state(state)
+
+
 def seed_generators(seed: int, of_torch: int | None = None) -> None:
     """Seed all of them; those of torch by `of_torch`, if it is given."""
     torch.manual_seed(seed if of_torch is None else of_torch)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,15 +25,11 @@ import torch
 import xxhash
 from torch import nn
 
-from hpctrain.config.rules.batch_sizes import ramp_of
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_data import DataBuilder
 from hpctrain.engine.building.build_session import stepping
-from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.parallel.own_loop import follow, spread
-from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.feeds import OwnFeed, Pass
@@ -65,7 +62,7 @@ class Session:
     """
 
     def __init__(self, place: Place) -> None:
-        self._place, config = place, place.config
+        self._place = place
         ranks = place.ranks
         self.rank, self.local_rank, self.world_size = (
             ranks.rank,
@@ -81,9 +78,6 @@ class Session:
         self._stepping: Stepping | None = None
         self._entered = False
         self._logged: Logged | None = None
-        self._parallel, self._precision = config.parallel, config.precision
-        self._mesh: Mesh | None = None
-        self._data: DataBuilder | None = None
 
     # --- what there is
 
@@ -131,10 +125,10 @@ class Session:
             LoopError: The name is taken, or the steps have begun.
         """
         self._take(name, "model")
-        mesh, precision = self._layout()
+        parts, parallel = self._parts, self._place.config.parallel
         # Two models of one class begin with other values.
         seed = self._place.config.seed + xxhash.xxh32_intdigest(name.encode())
-        made = spread(module, self._parallel, mesh, precision, seed=seed)
+        made = spread(module, parallel, parts.mesh, parts.precision, seed=seed)
         self._models[name] = made
         return made.module
 
@@ -171,20 +165,17 @@ class Session:
         config = self._place.config
         if not config.data.path:
             raise ConfigError("data.path is missing: session.data needs a data set")
-        mesh, _ = self._layout()
-        if self._data is None:
-            sizes, cores = ramp_of(config.train), config.launch.cpus_per_task
-            self._data = DataBuilder(config.data, sizes, config.seed, mesh, cores)
+        builder = self._parts.data
         if split in ("train", config.data.train_split):
-            return self._data.training()
+            return builder.training()
         sets = config.data.other_sets
         if split in ("val", config.data.val_split):
-            feed = self._data.evaluation()
+            feed = builder.evaluation()
         elif split in sets:
             path, own = sets[split]
-            feed = self._data.evaluation(own, path)
+            feed = builder.evaluation(own, path)
         else:
-            feed = self._data.evaluation(split)
+            feed = builder.evaluation(split)
         if feed is None:
             raise ConfigError(f"session.data({split!r}): data.val_split is null, so there is none")
         made = Pass(feed)
@@ -230,7 +221,7 @@ class Session:
                 "session.steps: these are the samples of a split, each once; give the "
                 "training split: session.data('train')"
             )
-        mesh, precision = self._layout()
+        mesh, precision = self._parts.mesh, self._parts.precision
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
             self._kept.add(_DATA, feed.batches, each_rank=True)
@@ -296,11 +287,10 @@ class Session:
                 "break or a return; session.end(reason) ends a run early, on all ranks"
             )
 
-    def _layout(self) -> tuple[Mesh, Precision]:
-        if self._mesh is None:
-            degrees = Degrees.of(self._parallel, self.world_size)
-            self._mesh = Mesh(degrees, self.rank, self.device, self._parallel.weights)
-        return self._mesh, Precision(self._precision, self.device)
+    @cached_property
+    def _parts(self) -> Parts:
+        """The mesh, the precision and the data of the config; our own loop makes them itself."""
+        return Parts(self._place.config, self._place.ranks, self.device)
 
     def _within_a_step(self, method: str) -> None:
         if self._logged is None or self.outcome is not None:

@@ -4,19 +4,18 @@ import random
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 
 import hpctrain
 from tests import cluster
 from tests.conftest import Completed, journal, journal_metrics, only_run, run_json, run_module, runs
 from tests.made_runs import status_json
+from tests.session.runs_of_own import tensors
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
 LOOPS = Path(__file__).parent / "cluster_loops"
@@ -53,20 +52,6 @@ def wait_for_state(run: Path, *states: str) -> dict[str, Any]:
         return now if now["state"] in states else None
 
     return cluster.wait_for(found, 180, f"{run.name} {states}")
-
-
-def tensors(run: Path) -> dict[str, torch.Tensor]:
-    """Return all tensors of the checkpoint of step 60."""
-    last = run / "checkpoints" / "step-00000060"
-    state: dict[str, Any] = {
-        name: torch.empty(about.size, dtype=about.properties.dtype)
-        for name, about in dcp.FileSystemReader(last).read_metadata().state_dict_metadata.items()
-        if isinstance(about, dcp.metadata.TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says that this is one process
-        dcp.load(state, checkpoint_id=last, no_dist=True)
-    return state
 
 
 def check_as_undisturbed(gan: Gan, run: Path, no_sbatch: dict[str, str]) -> None:

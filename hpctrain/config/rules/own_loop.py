@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, ParallelConfig
 from hpctrain.errors import ConfigError
 
 OURS = "hpctrain.supervised"
 SCRIPT = "hpctrain.session"  # the loop is the program that has opened the session
-REFUSED = {
+_REFUSED = {
     "cp": "the loop would have to divide each sequence",
     "tp": "the loop would have to compute the loss from divided layers",
     "pp": "the loop would have to call the stages by a schedule",
@@ -49,10 +49,9 @@ def check_ours(config: Config, what: str) -> None:
         )
 
 
-def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
-    """Yield what a loop of one's own cannot have, with any of the numbers of ranks."""
-    parallel = config.parallel
-    for name, reason in REFUSED.items():
+def layout_problems(parallel: ParallelConfig, compute: str) -> Iterator[str]:
+    """Yield why a model cannot be spread for a loop of one's own, and computed in this format."""
+    for name, reason in _REFUSED.items():
         if getattr(parallel, name) > 1:
             yield (
                 f"parallel.{name}={getattr(parallel, name)}: {reason}; a loop of one's own has "
@@ -62,6 +61,17 @@ def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
         yield (
             f"parallel.weights={parallel.weights}: a loop of one's own gives all ranks as many rows"
         )
+    if compute in ("fp16", "fp8"):
+        yield (
+            f"precision.compute={compute}: a loop of one's own has fp64, fp32, tf32 and "
+            "bf16, which need no scale of the loss and no layers of their own"
+        )
+
+
+def problems(config: Config, sizes: Sequence[int]) -> Iterator[str]:
+    """Yield what a loop of one's own cannot have, with any of the numbers of ranks."""
+    parallel = config.parallel
+    yield from layout_problems(parallel, config.precision.compute)
     if config.train.nonfinite == "skip":
         yield (
             "train.nonfinite=skip: a loop of one's own has made its update when it logs a number, "

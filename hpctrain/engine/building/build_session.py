@@ -25,7 +25,6 @@ from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Every, Stepping
-from hpctrain.errors import ConfigError
 from hpctrain.runs.code import trained_code
 
 
@@ -43,11 +42,6 @@ def stepping(
     """Return the steps, and what takes the numbers that the loop logs."""
     config, run, ranks, tracker = place.config, place.run, place.ranks, place.tracker
     train, saves = config.train, config.checkpoint
-    if train.nonfinite == "skip":
-        raise ConfigError(
-            "train.nonfinite=skip: a loop of one's own has made its update when it logs a number, "
-            "so it cannot be left out; use stop or rollback"
-        )
     notes = observers.build_notes(run, ranks, tracker)
     health: Health = observers.build_health(train, run, ranks, lambda step, loss: None)
     logged = Logged(mesh, health)

@@ -84,7 +84,7 @@ def session_of(
         with suppress(Stopped), session.open():
             yield session
         session.check_ended()
-        rank.ended(session)
+        rank.outcome = session.outcome
     if rank.code:
         raise SystemExit(rank.code)
 
@@ -182,10 +182,10 @@ class _Rank:
         tracker = self.attempt.tracker if self.attempt else NullTracker()
         place = Place(
             *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
-            begun=partial(trained_code.record, self.run, [*targets(plain(self.config))], _MODULES)
-            if self.ranks.is_main
-            else _nothing,
         )
+        if self.ranks.is_main:
+            named = [*targets(plain(self.config))]
+            place = replace(place, begun=partial(trained_code.record, self.run, named, _MODULES))
         if self.attempt and not self.rollbacks:  # of a rollback the journal tells
             place = replace(place, began_from=self.attempt.began_from)
         return place
@@ -203,15 +203,11 @@ class _Rank:
                 with suppress(Stopped), session.open():
                     loop(session)
                 session.check_ended()
-                self.ended(session)
+                self.outcome = session.outcome
                 return
             # Its successor needs the memory.
             del session
             self.rollbacks += 1
-
-    def ended(self, session: Session) -> None:
-        """Take how the steps of a session have ended."""
-        self.outcome = session.outcome
 
     @property
     def code(self) -> int:
@@ -220,10 +216,6 @@ class _Rank:
         if self.outcome.finished or self.outcome.paused:
             return 0
         return _EXIT_INTERRUPTED if self.stop.reason == "SIGINT" else _EXIT_TERMINATED
-
-
-def _nothing() -> None:
-    pass
 
 
 @contextmanager

@@ -10,7 +10,6 @@ The classes of torch and of hpctrain are left out: their own tests know what the
 
 import copy
 import math
-import random
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -179,12 +178,8 @@ def _copy(value: Any) -> Any:
     def of(part: Any) -> Any:
         if isinstance(part, torch.Tensor):
             return part.detach().clone()
-        if isinstance(part, np.random.Generator):
-            return copy.deepcopy(part.bit_generator.state)
-        if isinstance(part, random.Random):
-            return part.getstate()
         if isinstance(part, generators.KINDS):
-            return part.get_state()
+            return copy.deepcopy(generators.state_of(part))
         return copy.copy(part)
 
     return tree_map(of, value)
@@ -192,12 +187,8 @@ def _copy(value: Any) -> Any:
 
 def _with_content(value: Any, copied: Any) -> Any:
     """Return a value after it was given the content that it had when it was copied."""
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = copied
-    elif isinstance(value, random.Random):
-        value.setstate(copied)
-    elif isinstance(value, generators.KINDS):
-        value.set_state(copied)
+    if isinstance(value, generators.KINDS):
+        generators.set_state(value, copied)
     elif _same(_copy(value), copied):
         pass
     elif isinstance(value, torch.Tensor) and value.shape == copied.shape:

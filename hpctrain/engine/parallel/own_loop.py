@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from hpctrain.config.rules.own_loop import REFUSED
+from hpctrain.config.rules.own_loop import layout_problems
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.parallel.mesh import Mesh
@@ -47,7 +47,8 @@ def spread(
 
     Raises a ConfigError for a layout other than ddp, zero and hsdp, and for fp16.
     """
-    _check(parallel, mesh, precision)
+    if problems := [*layout_problems(parallel, precision.compute)]:
+        raise ConfigError(problems[0])
     training = Training(TrainConfig(), OptimizerConfig(), seed, ours=False)
     if isinstance(module, nn.Module):
         with same_modes(module):
@@ -91,26 +92,6 @@ def _before(model: ParallelModel, own: list[nn.Parameter], *_: Any) -> None:
 
 def _after(model: ParallelModel, *_: Any) -> None:
     model.free_gathered()
-
-
-def _check(parallel: ParallelConfig, mesh: Mesh, precision: Precision) -> None:
-    """Refuse what only a loop that knows the layout can train with."""
-    degrees = {**vars(mesh.degrees), "ep": parallel.ep}
-    for name, reason in REFUSED.items():
-        if degrees[name] > 1:
-            raise ConfigError(
-                f"parallel.{name}={degrees[name]}: {reason}; a loop of one's own has ddp, zero "
-                "and hsdp (parallel.dp_replicate, parallel.dp_shard)"
-            )
-    if parallel.weights is not None:
-        raise ConfigError(
-            f"parallel.weights={parallel.weights}: a loop of one's own gives all ranks as many rows"
-        )
-    if precision.compute in ("fp16", "fp8"):
-        raise ConfigError(
-            f"precision.compute={precision.compute}: a loop of one's own has fp64, fp32, tf32 and "
-            "bf16, which need no scale of the loss and no layers of their own"
-        )
 
 
 def _autocast(precision: Precision, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import json
 import math
-import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 import xxhash
 
+from hpctrain.data import generators
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.part import Part
 from hpctrain.errors import ConfigError
@@ -46,7 +46,7 @@ class Kept(Part):
 
     def add(self, name: str, thing: Any, *, each_rank: bool = False) -> None:
         """Keep an object; a ConfigError says what it lacks."""
-        if not isinstance(thing, torch.Generator | np.random.Generator | random.Random) and not (
+        if not isinstance(thing, generators.KINDS) and not (
             callable(getattr(thing, "state_dict", None))
             and callable(getattr(thing, "load_state_dict", None))
         ):
@@ -110,26 +110,14 @@ def _of(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 
 
 def _state(thing: Any) -> Any:
-    match thing:
-        case torch.Generator():
-            return thing.get_state()
-        case np.random.Generator():
-            return thing.bit_generator.state
-        case random.Random():
-            return thing.getstate()
-    return thing.state_dict()
+    return generators.state_of(thing) if isinstance(thing, generators.KINDS) else thing.state_dict()
 
 
 def _restore(thing: Any, state: Any) -> None:
-    match thing:
-        case torch.Generator():
-            thing.set_state(state)
-        case np.random.Generator():
-            thing.bit_generator.state = state
-        case random.Random():
-            thing.setstate(state)
-        case _:
-            thing.load_state_dict(state)
+    if isinstance(thing, generators.KINDS):
+        generators.set_state(thing, state)
+    else:
+        thing.load_state_dict(state)
 
 
 def _encoded(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -15,10 +15,6 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
 
-def _nothing() -> None:
-    pass
-
-
 @dataclass(frozen=True)
 class Place:
     """One rank of a run in its process group: who it is, where it writes, who may stop it.
@@ -35,4 +31,4 @@ class Place:
     stop: Stop
     account: Account
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
-    begun: Callable[[], None] = _nothing
+    begun: Callable[[], None] = lambda: None

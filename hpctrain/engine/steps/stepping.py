@@ -118,14 +118,15 @@ class Stepping:
         first_step = self._resume()
         self._began = True
         self._saved, over_before = self.step, self._over
-        stopped = not self._between()
+        between = overriding(self.parts, "between")
+        stopped = not all(call(self.step) for call in between)
         if self._over and not over_before and not stopped and self.step < self.max_steps:
             # It ends the run, and that attempt could not know that its checkpoint was the last.
-            self._finish()
+            self.call("finish")
             self._save()
         self.best.mark(self._saved)
         before, after = (overriding(self.parts, f"{when}_step") for when in ("before", "after"))
-        wants, between = (overriding(self.parts, name) for name in ("wants_report", "between"))
+        wants = overriding(self.parts, "wants_report")
         ends = stopped or bool(self._over) or self._pauses
         for batch in () if ends else self._batches():
             consumed = self.feed.state_dict()["consumed"]
@@ -144,15 +145,16 @@ class Stepping:
             logs = self.step % self.every.log == 0 or done or any(call() for call in wants)
             self.health.judge(late=not logs)
             if done:
-                self._finish()
+                self.call("finish")
             if logs:
                 self._report()
             stopped = not all(call(self.step) for call in between)
-            if stopped := stopped or (self.stop.agreed and not done):
+            stopped = stopped or (self.stop.agreed and not done)
+            if stopped:
                 break
             over = bool(self._over)
             if over and not done:
-                self._finish()
+                self.call("finish")
             last = (done or over) and self.every.at_end
             if self._save_is_due() or last:
                 self._save(background=not last)
@@ -230,10 +232,6 @@ class Stepping:
             yield batch
             del batch
 
-    def _between(self) -> bool:
-        """Let parts do what is due; False if the ranks have agreed to stop in it."""
-        return all(between(self.step) for between in overriding(self.parts, "between"))
-
     def _report(self) -> None:
         """Log the steps since the last report."""
         found: dict[str, float] = {}
@@ -242,9 +240,6 @@ class Stepping:
         with self.meter.spent("other"):
             self.log(self.meter.report(self.counts()) | found | {EPOCH: self.feed.epoch})
             self.call("reported", self.step)
-
-    def _finish(self) -> None:
-        self.call("finish")
 
     def _measured_aside(self) -> bool:
         """Take the metrics of the step of a pause; False when the ranks agree to stop.
@@ -299,10 +294,6 @@ class Stepping:
         self.save_timer.restart()
         self.meter.begin(self.step)
         return self.step
-
-    def save(self) -> None:
-        """Save a checkpoint of this step at once."""
-        self._save()
 
     def _save_is_due(self) -> bool:
         by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0

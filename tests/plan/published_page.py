@@ -130,15 +130,16 @@ def summary(found: dict[str, list[str]], what: str = "Class") -> Iterator[str]:
 
 
 def page(found: dict[str, list[str]]) -> str:
-    """Return the page with the errors of these rows; what stands above its first table stays."""
-    gpus = {_NAMES[name]: rows for name, rows in by_gpu(found).items()}
-    lines = [*summary(found), "\nThe speeds by GPU:\n", *summary(gpus, "GPU")]
-    return PAGE.read_text().partition("| Class |")[0] + "".join(f"{line}\n" for line in lines)
+    """Return the page with the errors of these rows; what stands above its table stays."""
+    table = "".join(f"{line}\n" for line in summary(found))
+    return PAGE.read_text().partition("| Class |")[0] + table
 
 
 def rows_page(found: dict[str, list[str]]) -> str:
     """Return the sources and the rows of each class."""
-    parts = ["# Published runs beside their predictions\n\n## Sources\n\n"]
+    gpus = {_NAMES[name]: rows for name, rows in by_gpu(found).items()}
+    parts = ["# Published runs beside their predictions\n\nThe speeds by GPU:\n\n"]
+    parts += [*(f"{line}\n" for line in summary(gpus, "GPU")), "\n## Sources\n\n"]
     for name, source in SOURCES.items():
         side = "sets constants" if source.calibrates else "judges"
         parts.append(f"- {name}, {source.date}: {source.url}. It {side}.\n")

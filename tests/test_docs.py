@@ -512,7 +512,7 @@ def _glob(word: str) -> list[str]:
 TRAINED = {
     "README.md": {"digits", "mine"},
     "docs/migrate.md": {"debug", "digits"},
-    "docs/start.md": {"debug", "digits", "mine"},
+    "docs/start.md": {"digits"},
     "docs/models.md": {"digits", "mine", "stdlib_lm"},
     "docs/extend.md": {"robust"},
     "docs/tasks.md": {"classes", "numbers"},

@@ -7,8 +7,8 @@
 """
 
 import difflib
-import re
 import json
+import re
 import sys
 from collections.abc import Sequence
 

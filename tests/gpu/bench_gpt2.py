@@ -5,9 +5,10 @@
                                                             activation checkpointing
     python tests/gpu/bench_gpt2.py --device cpu --tiny      a quick check that it runs
 
-Both loops train the same model object with the same optimizer, so they share its memory and its
-compiled code. They take turns, and the table shows the median of the turns. The loop by hand
-computes the cross-entropy of all logits at once, clips with torch's function and has no metrics.
+Both loops train the same model object with the optimizer that a run has, so they share its memory
+and its compiled code. They take turns, and the table shows the median of the turns. The loop by
+hand computes the cross-entropy of all logits at once, clips with torch's function and has no
+metrics.
 
 MFU = tokens/s x FLOPs per token / peak FLOPs per second of the GPU in dense bf16. The FLOPs per
 token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), from the model's
@@ -30,6 +31,7 @@ import yaml
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -78,6 +80,7 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
     config = Config()
     config.precision.compute = "bf16"
     config.train.compile = given.compile
+    config.optimizer.lr = LR
     if given.model == "llama3_8b":
         config.precision.params = "bf16"
         config.train.activation_checkpointing = "full"
@@ -85,8 +88,7 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
     mesh = Mesh(Degrees(), 0, device)
     precision = Precision(config.precision, device)
     model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
-    optimizer = torch.optim.AdamW(model.parameters, lr=LR, fused=given.device == "cuda")
-    return model, optimizer
+    return model, build_optimizer(config.optimizer, model)
 
 
 def ours(model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Any]:

@@ -55,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a tiny GPT-2, not compiled")
     parser.add_argument("--rows", type=int, help="sequences in a batch (16; Llama 2)")
     parser.add_argument("--length", type=int, help="tokens of a sequence (1024; Llama 4096)")
+    parser.add_argument("--layers", type=int, help="of the model, if not all")
     parser.add_argument("--compile", choices=("off", "blocks", "model"))
     parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
@@ -84,7 +85,8 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
     if given.model == "llama3_8b":
         config.precision.params = "bf16"
         config.train.activation_checkpointing = "full"
-    made = functools.partial(Transformer, **(keys | TINY if given.tiny else keys))
+    keys |= (TINY if given.tiny else {}) | ({"layers": given.layers} if given.layers else {})
+    made = functools.partial(Transformer, **keys)
     mesh = Mesh(Degrees(), 0, device)
     precision = Precision(config.precision, device)
     model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))

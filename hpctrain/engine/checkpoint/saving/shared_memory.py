@@ -91,6 +91,11 @@ class SharedMemory(Segment):
         self._unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
         self._unpin.atexit = False  # the end of the process does it
 
+    @property
+    def is_pinned(self) -> bool:
+        """Whether CUDA knows the memory, and copies to it without a buffer."""
+        return self._unpin is not None
+
     def unpin(self) -> None:
         """Let CUDA forget the memory, which may be unmapped then."""
         if self._unpin is not None:
@@ -116,7 +121,7 @@ class SharedMemory(Segment):
         """Copy tensors to their places, and `rest` behind them; return when all is there."""
         memory, begin = self.bytes(), end_of(placed)
         for tensor, place in zip(tensors, placed, strict=True):
-            if tensor.is_cpu or self._unpin is not None:
+            if tensor.is_cpu or self.is_pinned:
                 place.within(memory).copy_(tensor, non_blocking=True)
             else:
                 _copy_through(_buffer(), tensor, place.within(memory))

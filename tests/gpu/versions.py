@@ -1,7 +1,7 @@
 """Print the versions that the results of tests/gpu depend on, the last line as JSON.
 
-On a GPU also how fast a GiB is copied to the memory of background saves: pinned, and through the
-buffer of 64 MiB that takes its place if CUDA refuses to pin it.
+On a GPU also how fast a GiB is copied to the memory of background saves: pinned, and as if CUDA had
+refused to pin it.
 
 python -m tests.gpu.versions
 """
@@ -49,7 +49,7 @@ def copies() -> dict[str, Any]:
     placed, memory = places(tensors), SharedMemory()
     memory.reserve(end_of(placed))
     found: dict[str, Any] = {"is_pinned": memory.is_pinned}
-    for way in ("memory", "buffer"):
+    for way in ("pinned", "unpinned"):
         for _ in range(3):  # the first ones make the pages
             begun = time.perf_counter()
             memory.put(tensors, placed, b"")

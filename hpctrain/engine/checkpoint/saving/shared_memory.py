@@ -27,7 +27,6 @@ from hpctrain.data.workers.shared import ALIGNMENT, Segment
 
 log = logging.getLogger(__name__)
 _REPORT = 4096  # bytes
-_BUFFER = 64 << 20  # bytes
 _ELEMENTS = 64  # of each tensor, at least, that `sampled` looks at
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -55,8 +54,8 @@ class Placed:
 class SharedMemory(Segment):
     """New memory of a rank, or that of a descriptor, as its writer sees it.
 
-    On a GPU it is pinned, and copies to it do not wait for each other. If CUDA refuses that, they
-    go through a buffer of torch's, and CUDA never sees an address of this memory.
+    On a GPU it is pinned, and copies to it do not wait for each other. If CUDA refuses that, each
+    tensor goes through memory of torch's, and CUDA never sees an address of this one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
@@ -84,7 +83,7 @@ class SharedMemory(Segment):
                 torch.ones(1, device="cuda")
             log.warning(
                 "CUDA refuses to pin the %s that checkpoints are copied to (cudaHostRegister: "
-                "error %d): they are copied through a buffer, which is slower",
+                "error %d): saves stop the training for longer",
                 *(readable(len(memory)), code),
             )
             return
@@ -121,31 +120,12 @@ class SharedMemory(Segment):
         """Copy tensors to their places, and `rest` behind them; return when all is there."""
         memory, begin = self.bytes(), end_of(placed)
         for tensor, place in zip(tensors, placed, strict=True):
-            if tensor.is_cpu or self.is_pinned:
-                place.within(memory).copy_(tensor, non_blocking=True)
-            else:
-                _copy_through(_buffer(), tensor, place.within(memory))
+            if not self.is_pinned:
+                tensor = tensor.cpu()
+            place.within(memory).copy_(tensor, non_blocking=True)
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
         memory[begin : begin + len(rest)] = np.frombuffer(rest, np.uint8)
-
-
-def _buffer() -> torch.Tensor:
-    """Return pinned memory of torch's, which keeps it for the next call."""
-    return torch.empty(_BUFFER, dtype=torch.uint8, pin_memory=True)
-
-
-def _copy_through(buffer: torch.Tensor, tensor: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a tensor part by part through a buffer of bytes."""
-    if tensor.stride() != target.stride():  # there are gaps between its elements, or some overlap
-        tensor = tensor.clone()
-    both = tensor, target
-    source, copy = (t.as_strided((t.numel(),), (1,)).view(torch.uint8) for t in both)
-    for begin in range(0, len(source), len(buffer)):
-        part = source[begin : begin + len(buffer)]
-        own = buffer[: len(part)]
-        own.copy_(part)
-        copy[begin : begin + len(part)].copy_(own)
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> bytes:

@@ -97,12 +97,14 @@ PARTS = (
     Part("gpt2", "GPT-2 124M beside a loop by hand", _BENCH, 70, 300),
     Part("llama", "6 layers of Llama 3 8B, 8,192 tokens", f"{_BENCH} {_LLAMA}", 80, 300),
     Part("saves", "the stall of a save of 1.4 GB", f"{_SAVES} --width 1640", 60, 180),
+    Part("memory", "peaks beside those of plan", "tests/gpu/test_memory_gpu.py", 30, 120, CPU_TOO),
     Part("attention", "kernels and their memory", "tests/gpu/test_attention_gpu.py", 50, 180),
     Part(
         "offload", "with experts and batch norm, too", f"{_LOSSES} {_INITIAL} -k offload", 50, 180
     ),
     Part("kill", "ranks that are killed go on", f"{_FAULTS} -k killed", 40, 300),
     Part("stop", "gloo: SIGTERM to one of two ranks", f"{_TWO} -k sigterm", 20, 120, CPU_TOO),
+    Part("digits", "the host's share of a step", "tests.gpu.bench_digits", 20, 60),
     Part("group", "one rank over NCCL", "tests/gpu/test_group_gpu.py", 15, 60, CPU_TOO),
     Part("initial", "initial values; repeated runs", f"{_INITIAL} -k 'not offload'", 60, 180),
     Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 30, 120),

@@ -228,11 +228,13 @@ class _Observer:
             self._name(behind[0], behind[1:], others)
             return
         first = waiting[0]
+        ranks = {each.waits_in: each.rank for each in reversed(waiting)}
+        places = [f"rank {rank} in {where}" for where, rank in reversed(ranks.items())]
         text = (
             "all ranks wait for each other, and none has entered fewer collective operations: a "
-            f"GPU, or the network between them, does not get on. After step {first.step}, for "
-            f"{first.seconds:.0f} s in the phase {first.phase}, rank {first.rank} waits in "
-            f"{first.waits_in}"
+            "GPU, or the network between them, does not get on, or the operations are different "
+            f"ones. After step {first.step}, for {first.seconds:.0f} s in the phase {first.phase}, "
+            f"there wait {few(places, 3)}"
         )
         self._name(replace(first, sentence=text, host="", at=""), [], [])
 

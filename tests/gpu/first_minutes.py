@@ -110,6 +110,7 @@ PARTS = (
     Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 30, 120),
     Part("feed", "sums behind slow streams", "tests/gpu/test_feed_gpu.py", 30, 120, CPU_TOO),
     Part("hang", "a kernel that does not end is named", f"{_FAULTS} -k kernel", 60, 180),
+    Part("restart", "compiled code is found again", "tests/gpu/test_restart_gpu.py", 60, 240),
     Part("precision", "losses by precision", _PRECISION, 60, 180),
     Part(
         "compile", "checkpointing x compile", f"{_LOSSES} -k 'checkpointing or compile'", 120, 300

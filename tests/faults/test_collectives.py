@@ -72,6 +72,12 @@ def test_both_recorders_of_torch_are_read(recorders: dict[str, bytes]) -> None:
     both["entries"] += json.loads(gloo)["entries"]
     recorders.update(dict.fromkeys(recorders, json.dumps(both).encode()))
     assert {**where(2), "recorded": None} == {**found, "recorded": None}
+    # A process may train again, with a group of the same name.
+    again = json.loads(gloo)
+    first = again["entries"][0] | {"record_id": 9, "time_created_ns": 2**62}
+    again["entries"].append(first)
+    recorders.update(dict.fromkeys(recorders, json.dumps(again).encode()))
+    assert where(2)["waits_in"] == ""
     # NCCL's watchdog looks ten times a second; the state is asked for with the dump.
     done = of_nccl(gloo).replace(b'"scheduled"', b'"completed"')
     assert "entries" in json.loads(done)

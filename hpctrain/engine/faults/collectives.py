@@ -43,14 +43,17 @@ def where(world_size: int, processes: Callable[[], Mapping[str, str]] = dict) ->
     }
     recorders = _recorders()
     entries = [each for each in _entries(recorders) if each["process_group"][0] in groups]
-    # What the watchdog of NCCL has not seen yet may have ended as well.
-    waiting = [each for each in entries if not (each["retired"] or each["state"] == "completed")]
-    backends = dict.fromkeys(map(_backend, entries))
+    backends, waiting = dict.fromkeys(map(_backend, entries)), list[dict[str, Any]]()
     entered = {f"{backend}:{name}": 0 for name in groups for backend in backends}
     for entry in entries:
         if not entry["is_p2p"]:
-            entered.pop(_group(entry))  # the last of them are the newest
+            before = entered.pop(_group(entry))  # the last of them are the newest
             entered[_group(entry)] = int(entry["collective_seq_id"])
+            if entered[_group(entry)] < before:  # it was of an older group of that name
+                waiting = [each for each in waiting if _group(each) != _group(entry)]
+        # What the watchdog of NCCL has not seen yet may have ended as well.
+        if not (entry["retired"] or entry["state"] == "completed"):
+            waiting.append(entry)
     inner = [each.f_globals.get("__name__", "") for each in frames.own(frames.of_main_thread())]
     without_data = inner and inner[-1].startswith(_DATA)
     waits_in = _words(waiting[0], groups, world_size)[:200] if waiting else long_work.waits_for

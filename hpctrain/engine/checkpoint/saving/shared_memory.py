@@ -92,7 +92,7 @@ class SharedMemory(Segment):
 
     @property
     def is_pinned(self) -> bool:
-        """Whether CUDA knows the memory, and copies to it without a buffer."""
+        """Whether CUDA knows the memory, and copies straight to it."""
         return self._unpin is not None
 
     def unpin(self) -> None:

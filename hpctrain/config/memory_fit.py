@@ -75,9 +75,6 @@ def on_host(kept: float, ranks: int, mem_gb: float | None) -> Fit:
     return Fit(True)
 
 
-STAGED = 64 * GIB  # the memory of a node that copies of a checkpoint may take
-
-
 def worst(*fits: Fit) -> Fit:
     """Return the one that decides."""
     return min(fits, key=lambda one: (one.possible is not False, bool(one.possible), not one.tight))

@@ -5,10 +5,8 @@ from functools import partial
 
 import torch
 
-from hpctrain.config.memory_fit import STAGED
 from hpctrain.engine.building import observers
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -48,7 +46,6 @@ def stepping(
     checkpointer = Checkpointer(
         *(run.checkpoints, saves.keep, ranks, models, optimizers),
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
-        sizes=StateSizes(staging=STAGED / ranks.local_world_size),
     )
     checkpointer.more = kept
     timer = Timer(saves.every_s, decides=ranks.is_main)

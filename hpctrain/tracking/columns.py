@@ -2,7 +2,6 @@
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +11,11 @@ from numpy.typing import NDArray
 from hpctrain.tracking import journal, recorded
 
 
-def read(
-    path: Path, each: Callable[[journal.JournalRecord], None] | None = None
-) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
+def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
     """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
 
     Metrics that a resumed attempt has superseded are left out. If a step has a key twice, the later
-    value counts. `each` is called with every record. The steps are int64 (n,), the keys text (n,),
-    the values float64 (n,).
+    value counts. The steps are int64 (n,), the keys text (n,), the values float64 (n,).
     """
     steps, codes, values = array("q"), array("i"), array("d")  # one item for each value
     starts, rows = array("q"), array("q")  # of each record: its position, and its first item
@@ -27,8 +23,6 @@ def read(
     numbers: dict[str, int] = {}
     for record in journal.read_all(path) if path.is_file() else ():
         body = record.body
-        if each is not None:
-            each(record)
         if body["kind"] == "metrics":
             starts.append(record.start)
             rows.append(len(steps))

@@ -26,11 +26,11 @@ from typing import Any, BinaryIO, NamedTuple
 from hpctrain.base.files import record as door
 from hpctrain.base.files.disk import open_below, open_regular
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal_line import line, parse, parse_all
+from hpctrain.tracking.journal_line import Outline, line, outline_all, parse, parse_all
 
 log = logging.getLogger(__name__)
 
-_TAIL = 64 * 1024  # bytes
+_TAIL, _BLOCK = 64 * 1024, 1 << 20  # bytes
 _CHECK_S = 1.0
 
 
@@ -158,16 +158,34 @@ class Journal:
                 self.sync()
 
 
-def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[JournalRecord], int]:
+def read(path: Path, position: int = 0, limit: int = _BLOCK) -> tuple[list[JournalRecord], int]:
     """Read whole, valid records from `position` on, until one ends `limit` bytes after it.
 
     The second result is the position where the next call shall continue. It is before a last line
     without a newline: its writer may not have finished.
     """
-    file = _open(path)
-    if file is None:
-        return [], position
+    lines, ends = _lines(path, position, limit)
+    found = zip(ends, ends[1:], parse_all(lines), strict=False)
+    return [
+        JournalRecord(start, end, body) for start, end, body in found if body is not None
+    ], ends[-1]
+
+
+def outlines(path: Path) -> Iterator[tuple[int, int, Outline]]:
+    """Yield where each record begins and ends, and its outline: a fifth of the work of `read`."""
+    position, size = 0, _BLOCK
+    while size >= _BLOCK:  # else it was the end
+        lines, ends = _lines(path, position)
+        found = zip(ends, ends[1:], outline_all(lines), strict=False)
+        yield from ((start, end, body) for start, end, body in found if body is not None)
+        position, size = ends[-1], ends[-1] - position
+
+
+def _lines(path: Path, position: int, limit: int = _BLOCK) -> tuple[list[bytes], list[int]]:
+    """Return whole lines from a position on, and where each begins and the last one ends."""
     lines, ends = [], [position]
+    if (file := _open(path)) is None:
+        return [], ends
     with file:
         file.seek(position)
         stop = position + limit
@@ -178,10 +196,7 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Jour
             ends.append(ends[-1] + size)
             if ends[-1] >= stop:
                 break
-    found = zip(ends, ends[1:], parse_all(lines), strict=False)
-    return [
-        JournalRecord(start, end, body) for start, end, body in found if body is not None
-    ], ends[-1]
+    return lines, ends
 
 
 def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[JournalRecord]:

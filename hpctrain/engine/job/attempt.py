@@ -23,7 +23,6 @@ from hpctrain.base.processes.causes import (
     cause_of,
     named,
 )
-from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
@@ -76,7 +75,8 @@ class Attempt:
             put_back(self._run.checkpoints)
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
-            self._code = code = trained_code.changes(self._run)
+            first_step = self._run.last_checkpoint()
+            self._code = code = trained_code.changes(self._run) if first_step else ""
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -88,7 +88,7 @@ class Attempt:
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
                 step_id=ranks.step_id,
-                first_step=self._run.last_checkpoint(),
+                first_step=first_step,
                 code=str(Path(__file__).parents[3]),
                 **({"code_changed": code} if code else {}),
             )
@@ -106,7 +106,6 @@ class Attempt:
             record = self._run.read()
             self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
-            self._say_what_changed()
             self._stack = stack.pop_all()
         return self
 
@@ -252,7 +251,9 @@ class Attempt:
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
-        sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
+        sweep, name = known.sweep or {}, self._run.name
+        if known.swept:
+            name = titled(name, known.swept)
         names = tracking.experiment, name, known.uid, sweep.get("uid"), sweep.get("name")
         journal = JournalTracker(
             self._run.path,
@@ -274,10 +275,3 @@ class Attempt:
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
             for facts in run_page.data_sets(self._config.data):
                 self.tracker.log_dataset(facts)
-
-    def _say_what_changed(self) -> None:
-        if changed := provenance.changes(self._run.provenance):
-            log.warning(
-                "Python or its packages have changed since this run was asked for: %s",
-                few(changed, 6),
-            )

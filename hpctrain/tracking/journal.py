@@ -15,6 +15,7 @@ end are superseded; a `superseded` record says so. A crash can leave an incomple
 next start ends this line with a newline, and readers skip it.
 """
 
+import json
 import logging
 import os
 import threading
@@ -26,12 +27,14 @@ from typing import Any, BinaryIO, NamedTuple
 from hpctrain.base.files import record as door
 from hpctrain.base.files.disk import open_below, open_regular
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal_line import Outline, line, outline_all, parse, parse_all
+from hpctrain.tracking.journal_line import Outline, outline_all, parse, parse_all
 
 log = logging.getLogger(__name__)
 
 _TAIL, _BLOCK = 64 * 1024, 1 << 20  # bytes
 _CHECK_S = 1.0
+# With these options, json.dumps would make an encoder for each record: about 1 us of 11 us.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def journal_path(run_dir: Path) -> Path:
@@ -89,12 +92,13 @@ class Journal:
             return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append one record.
+        """Append one record, whose fields are JSON types; floats are finite (`encode`).
 
         A disk that is full or gone does not stop the training: the record is kept in memory and
         written before the next record, once writing works again.
         """
-        content = line(kind, self.attempt, time.time(), fields)
+        body = {"kind": kind, "attempt": self.attempt, "time": round(time.time(), 3), **fields}
+        content = _ENCODER.encode(body).encode() + b"\n"
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)

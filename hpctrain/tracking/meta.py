@@ -1,20 +1,22 @@
-"""The two small files beside the journal: its destination, and what is uploaded already.
+"""The small files beside the journal: its destination, what is uploaded already, and alerts.
 
 <run_dir>/journal/meta.json       written by the tracker, read by the uploader
 <run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain status --upload`
+<run_dir>/journal/notify.json     {"variable": "HPCTRAIN_WEBHOOK", "on": ["failed"]}
 """
 
 import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import owner_name, write_atomically
-from hpctrain.base.files.record import Count, matching, read_owned
+from hpctrain.base.files.record import Count, Message, matching, read_owned
 from hpctrain.errors import DamageError, TrackingError
 from hpctrain.tracking.store import is_server
 
@@ -122,6 +124,20 @@ class Uploaded:
         except (FileNotFoundError, DamageError):
             return None
         return dataclasses.replace(found, uri=_expanded(found.uri, owner))
+
+
+class AlertSettings(Message, frozen=True):
+    """What is told, and where. The address of a webhook is a secret, so it is not written."""
+
+    BOX = "journal/notify.json"
+
+    variable: str  # the variable of the environment that holds the address
+    on: tuple[str, ...]  # the events that are told
+
+
+def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable of the environment that holds an address; None if none does."""
+    return min((name for name, value in environ.items() if value == url), default=None)
 
 
 def _expanded(uri: str, owner: int) -> str:

@@ -18,8 +18,8 @@ from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.alerts.alerts import Alerts
-from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
 from hpctrain.tracking.alerts.webhook import kind_of, send
+from hpctrain.tracking.meta import AlertSettings, variable_of
 from hpctrain.tracking.page.nodes import Nodes
 from hpctrain.tracking.tracker import JournalTracker
 from tests.tracking.new_tracker import new_tracker

@@ -50,8 +50,7 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
-from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.meta import AlertSettings, Meta, variable_of
 from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -237,7 +236,7 @@ class Attempt:
         # the moment when its worker has taken it and this one.
         restarted = ranks.worker or (ranks.launcher == "slurm" and (again or record.shares_job))
         if not restarted or stop_request.read(self._run.path, since=record.submitted) is None:
-            stop_request.clear(self._run.path)
+            stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking

@@ -27,10 +27,9 @@ from hpctrain.base.files.record import Time, read_known
 from hpctrain.base.names.run_record import Hang
 from hpctrain.base.secrets import mask
 from hpctrain.tracking import samples
-from hpctrain.tracking.alerts.settings import AlertSettings
 from hpctrain.tracking.alerts.webhook import kind_of, send
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.meta import AlertSettings, Meta
 from hpctrain.tracking.page.links import pages_of
 
 log = logging.getLogger(__name__)

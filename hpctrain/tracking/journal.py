@@ -110,14 +110,11 @@ class Journal:
             try:
                 while self._unwritten:
                     self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+                self._write_failed = False
             except OSError as error:
                 if not self._write_failed:
-                    log.error(
-                        "%s: %s; metrics wait in memory until it can be written", self.path, error
-                    )
+                    log.error("%s: %s; metrics wait in memory", self.path, error)
                 self._write_failed = True
-            else:
-                self._write_failed = False
             self._dirty = True
 
     def rewind(self, position: int) -> None:

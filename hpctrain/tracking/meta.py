@@ -16,8 +16,11 @@ from typing import Annotated, ClassVar
 
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import owner_name, write_atomically
+from hpctrain.base.files.lock import is_locked
 from hpctrain.base.files.record import Count, Message, matching, read_owned
 from hpctrain.errors import DamageError, TrackingError
+from hpctrain.tracking import samples
+from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.store import is_server
 
 _Name = Annotated[str, matching("[^/]*", "the name of a file, without /")]
@@ -42,11 +45,6 @@ class Meta:
     parent_name: str | None = None
     # The user id that `meta.json` belongs to; None if it was not read.
     owner: int | None = dataclasses.field(default=None, compare=False)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this user has written `meta.json`."""
-        return self.owner in (None, os.geteuid())
 
     def write(self, run_dir: Path) -> None:
         """Write `meta.json`."""
@@ -74,7 +72,7 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     If it is not, the TrackingError says how to choose it.
     """
     chosen = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-    if meta.is_ours or chosen == meta.uri.rstrip("/"):
+    if meta.owner in (None, os.geteuid()) or chosen == meta.uri.rstrip("/"):
         return
     owner = owner_name(run_dir / "journal" / "meta.json")
     uri = secrets.mask(meta.uri)
@@ -124,6 +122,41 @@ class Uploaded:
         except (FileNotFoundError, DamageError):
             return None
         return dataclasses.replace(found, uri=_expanded(found.uri, owner))
+
+
+def is_uploaded(run_dir: Path, meta: Meta) -> bool:
+    """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
+    note = Uploaded.read(run_dir)
+    if note is None or note.problem or note.files_stored < note.offset:
+        return False
+    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
+        return False
+    if read(journal_path(run_dir), note.offset, limit=1)[0]:
+        return False
+    return not any(samples.new(run_dir, note.samples))
+
+
+def left_behind(run_dir: Path) -> str:
+    """Return what is missing of a run that has ended, and the command that uploads it.
+
+    It is "" if everything is in MLflow, an uploader is at work on this host, or the run is not
+    uploaded by itself (`tracking.upload=false`).
+    """
+    uploading = journal_path(run_dir).with_name("upload.lock")
+    try:
+        if uploading.exists() and not os.access(uploading, os.R_OK):
+            return ""  # another user's run, whose lock cannot be seen
+        if is_uploaded(run_dir, Meta.read(run_dir)) or is_locked(uploading):
+            return ""
+    except (TrackingError, OSError):
+        return ""  # not tracked, or not by hpctrain
+    # The tracker has made this file when it started the uploader.
+    if not journal_path(run_dir).with_name("uploader.log").exists():
+        return ""
+    return (
+        "its uploader has ended, and not everything is in MLflow; "
+        f"`python -m hpctrain status --upload {run_dir}` uploads the rest"
+    )
 
 
 class AlertSettings(Message, frozen=True):

@@ -7,7 +7,7 @@
     tracker.sync(); position = tracker.position()    # the checkpoint stores it
     tracker.finish("FINISHED")
 
-Rank 0 has a `JournalTracker`, every other rank a `NullTracker`. Neither imports mlflow: a separate
+Rank 0 has a `JournalTracker`, every other rank a `Tracker`. Neither imports mlflow: a separate
 process, the `uploader`, uploads the journal. The training does not notice if it is slow or dies.
 """
 
@@ -88,11 +88,7 @@ class Tracker:
         """
 
 
-class NullTracker(Tracker):
-    """A tracker that records nothing."""
-
-
-class OtherTracker(NullTracker):
+class OtherTracker(Tracker):
     """Base class of a tracker beside MLflow. Override the methods of which it shall know.
 
         class Lines(OtherTracker):

@@ -17,7 +17,7 @@ from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.checkpoints.matching import Rename, match
 from hpctrain.runs.checkpoints.weight_files import find_weights
-from hpctrain.runs.weights_digest import pin
+from hpctrain.runs.chosen_checkpoint import pin
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole
 from tests.ranks import run_ranks

@@ -51,7 +51,7 @@ from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
 from hpctrain.tracking.meta import AlertSettings, Meta, variable_of
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
+from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Attempt:
     To enter it while another process holds the run is a StorageError.
     """
 
-    tracker: Tracker = NullTracker()  # until it has entered
+    tracker: Tracker = Tracker()  # until it has entered
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
         self._config, self._run, self._ranks = config, run, ranks
@@ -71,10 +71,12 @@ class Attempt:
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
-            put_back(self._run.checkpoints)
+            is_new, first_step = self._run.is_new, 0
+            if not is_new:
+                put_back(self._run.checkpoints)
+                first_step = self._run.last_checkpoint()
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
-            first_step = self._run.last_checkpoint()
             self._code = code = trained_code.changes(self._run) if first_step else ""
             self._run.begin_attempt(
                 environment=facts,
@@ -92,7 +94,8 @@ class Attempt:
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            refuse_lost_checkpoints(self._run, self._config.checkpoint)
+            if not is_new:
+                refuse_lost_checkpoints(self._run, self._config.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
@@ -241,7 +244,7 @@ class Attempt:
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking
         if not tracking.enabled:
-            return NullTracker()
+            return Tracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
             AlertSettings(variable, tuple(notify.on)).put(self._run.path)

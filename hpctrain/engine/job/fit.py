@@ -51,7 +51,7 @@ from hpctrain.runs.state.failure import recorded
 from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.journal import journal_path, last_record
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 _EXIT_INTERRUPTED = 130
@@ -179,7 +179,7 @@ class _Rank:
     def place(self) -> Place:
         """Return what a session begins with, once more after a rollback."""
         self.account.enter("startup")
-        tracker = self.attempt.tracker if self.attempt else NullTracker()
+        tracker = self.attempt.tracker if self.attempt else Tracker()
         place = Place(
             *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
         )

@@ -169,7 +169,7 @@ def _train_to_the_end(
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
-    from hpctrain.tracking.pending_upload import left_behind
+    from hpctrain.tracking.meta import left_behind
 
     if tracking.enabled and tracking.upload and left_behind(run.path):
         from hpctrain.tracking.sync import sync

@@ -99,16 +99,11 @@ class Repo:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             done = subprocess.run(command, capture_output=True, env=env, check=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            said = os.fsdecode(getattr(error, "stderr", b"git is not on the PATH"))
             raise ConfigError(
-                f"launch.snapshot: git, which lists the files of the code in {self.root}, is not "
-                "on the PATH; launch.snapshot=off works without it"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            message = " ".join(os.fsdecode(error.stderr).split())
-            raise ConfigError(
-                f"launch.snapshot: git cannot read {self.root} ({message}); launch.snapshot=off "
-                "works without it"
+                f"launch.snapshot: git cannot read {self.root} ({' '.join(said.split())}); "
+                "launch.snapshot=off works without it"
             ) from error
         return os.fsdecode(done.stdout)
 

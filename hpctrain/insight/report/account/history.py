@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from hpctrain.tracking import journal
 from hpctrain.tracking.journal import journal_path
@@ -37,8 +38,7 @@ class Series:
         return [value for value in self.values if math.isfinite(value)]
 
 
-@dataclass(frozen=True)
-class TimeRecord:
+class TimeRecord(NamedTuple):
     """Where the time of an attempt went until this record, in seconds since its process began."""
 
     time: float

@@ -35,7 +35,7 @@ from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.tracking.tracker import Tracker
 
 _stack = torch.stack
 CPU = torch.device("cpu")
@@ -156,7 +156,7 @@ def trainer_of(
     timers = [each for each in step.exchange.asking if isinstance(each, Timer)]
     given: dict[str, Any] = {
         "checkpointer": Checkpointer(folder, 9, here(), step.model, step.optimizer),
-        "tracker": NullTracker(),
+        "tracker": Tracker(),
         "display": Display(),
         "device": step.model.mesh.device,
         "meter": NoMeter(),

@@ -140,10 +140,11 @@ _MOST = 12  # names of functions in a sentence
 _LAST = "site.container.args"  # the last key of every file from before there were digests
 
 
-def values_of(path: Path) -> dict[str, Any]:
+def values_of(path: Path, record: RunRecord | None = None) -> dict[str, Any]:
     """Return the values of a frozen config.yaml, with its references to the environment.
 
-    A file that cannot be read, or is not what was written when it was frozen, is a ConfigError.
+    Give the `record` of the run if it was read already. A file that cannot be read, or is not what
+    was written when it was frozen, is a ConfigError.
     """
     content = yaml_file.content(path)
     values = _sections(content) or yaml_file.parse(content, str(path), types())
@@ -151,7 +152,7 @@ def values_of(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
     written: tuple[str, ...] = ()  # a run that was frozen before there were digests has none
     with suppress(DamageError):
-        written = RunRecord.of(path.parent).config_digests
+        written = (record or RunRecord.of(path.parent)).config_digests
     if written and digest(content) not in written:
         raise ConfigError(
             f"{path}: it is damaged, or was changed after it was frozen: its digest is not in "

@@ -39,7 +39,7 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
         extensions.offered("time_limit").pin(config)
     validate(config, world_size)
     if config.checkpoint.init_from is not None:
-        from hpctrain.runs.weights_digest import pin
+        from hpctrain.runs.chosen_checkpoint import pin
 
         pin(config.checkpoint, config.output_dir)
     if config.tracking.enabled and config.tracking.upload:

@@ -32,7 +32,7 @@ from hpctrain.runs.state.select import (
     select,
 )
 from hpctrain.runs.state.state import State, states_of
-from hpctrain.tracking.pending_upload import left_behind
+from hpctrain.tracking.meta import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named
 _BY_NAME = (*_BY_DEFAULT, "cancelled", "created", "paused")

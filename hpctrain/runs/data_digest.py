@@ -4,8 +4,10 @@ import difflib
 import functools
 import json
 import operator
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -152,27 +154,34 @@ def _check_fields(
 ) -> None:
     """Check the fields that the config names; some are for the order of a training."""
     for name, field, kind in _fields(data, trains):
-        if field not in index.fields:
-            existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
-            raise ConfigError(f"{name}={field}: the fields of {key} are {existing}")
-        spec = index.fields[field]
-        if kind is not None and spec.variable != (kind == "variable-length"):
-            raise ConfigError(f"{name}={field}: it must be a {kind} field; it is {spec}")
-        if kind == "fixed-size" and spec.shape:
-            raise ConfigError(f"{name}={field}: it must be one number a sample; it is {spec}")
-        if name == "data.balance" and "int" not in spec.dtype:
-            raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
-        if data.fields is not None and field not in data.fields and kind == "variable-length":
-            raise ConfigError(f"{name}={field}: data.fields must list it")
-    # Transforms may make any field.
-    made = data.transforms or data.batch_transforms
-    for name, field in () if made else fields(task):
+        _check_field(key, index, data, name, field, kind)
+    if data.transforms or data.batch_transforms:  # they may make any field
+        return
+    available = _available(index, data)
+    for name, field in fields(task):
         # Batches may also have FIELD_length, FIELD_offsets and FIELD_document.
-        base = re.sub(r"_(length|offsets|document)$", "", field)
-        if not {field, base} & {*(available := _available(index, data))}:
+        if not {field, re.sub(r"_(length|offsets|document)$", "", field)} & {*available}:
             near = difflib.get_close_matches(field, available, 1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"{name}={field}: {hint}the samples have {', '.join(available)}")
+
+
+def _check_field(
+    key: str, index: Index, data: DataConfig, name: str, field: str, kind: str | None
+) -> None:
+    """Check a field that the config key `name` names: it is there, and of this kind."""
+    if field not in index.fields:
+        existing = ", ".join(f"{each} {spec}" for each, spec in index.fields.items())
+        raise ConfigError(f"{name}={field}: the fields of {key} are {existing}")
+    spec = index.fields[field]
+    if kind is not None and spec.variable != (kind == "variable-length"):
+        raise ConfigError(f"{name}={field}: it must be a {kind} field; it is {spec}")
+    if kind == "fixed-size" and spec.shape:
+        raise ConfigError(f"{name}={field}: it must be one number a sample; it is {spec}")
+    if name == "data.balance" and "int" not in spec.dtype:
+        raise ConfigError(f"{name}={field}: classes are integers; it is {spec}")
+    if data.fields is not None and field not in data.fields and kind == "variable-length":
+        raise ConfigError(f"{name}={field}: data.fields must list it")
 
 
 def _available(index: Index, data: DataConfig) -> list[str]:
@@ -208,23 +217,26 @@ def _split(key: str, split: str, path: str, index: Index, *, is_evaluation: bool
     try:
         return index.split(split).count
     except DataError as error:
-        cures = []
-        if is_evaluation and len(index.splits) == 1:
-            cures.append("write it with `--split train=0.9,val=0.1` of data_prep")
-        elif len(index.splits) > 1:
-            cures.append("choose one of them")
-        if is_evaluation:
-            cures.append("train without evaluation: data.val_split=null")
-        what = "; ".join([f"{key}={split}: {path}: {error}", ", or ".join(cures)])
-        raise DataError(what.rstrip("; ")) from error
+        cures = f"; {cures}" if (cures := _cures(index, is_evaluation)) else ""
+        raise DataError(f"{key}={split}: {path}: {error}{cures}") from error
+
+
+def _cures(index: Index, is_evaluation: bool) -> str:
+    """Return what to do about a split that is not there; "" if there is nothing."""
+    cures = []
+    if is_evaluation and len(index.splits) == 1:
+        cures.append("write it with `--split train=0.9,val=0.1` of data_prep")
+    elif len(index.splits) > 1:
+        cures.append("choose one of them")
+    if is_evaluation:
+        cures.append("train without evaluation: data.val_split=null")
+    return ", or ".join(cures)
 
 
 def _check_batch(data: DataConfig, train: TrainConfig, count: int, what: str) -> None:
     """Check the batch size, if the index alone gives the number of samples."""
-    size = train.global_batch_size
-    if data.windows.field is not None or data.tail != "drop":
-        return
-    if size > count * data.repeat:
+    known = data.windows.field is None and data.tail == "drop"
+    if known and (size := train.global_batch_size) > count * data.repeat:
         raise ConfigError(
             f"train.global_batch_size={size}, but {what} has {count} samples: at most that many, "
             "or data.tail=pad"
@@ -242,10 +254,7 @@ def _index(path: str, stamp: object) -> Index:
 
 def _stamp(path: str) -> object:
     """Return a value that changes when the file does, as a part of a cache key."""
-    if is_url(path):
-        return None
-    try:
-        facts = Path(path).stat()
-    except OSError:
-        return None
-    return facts.st_mtime_ns, facts.st_size, facts.st_ino
+    with suppress(OSError):  # a URL is no file
+        facts = os.stat(path)
+        return facts.st_mtime_ns, facts.st_size, facts.st_ino
+    return None

@@ -47,6 +47,7 @@ from hpctrain.config.frozen import digest
 from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, newest_healthy
 from hpctrain.tracking import samples
+from hpctrain.tracking.journal import journal_path
 
 _LONGEST_HOLDER = 300
 
@@ -76,6 +77,12 @@ class RunDir:
         if not run.read().signature:
             raise DamageError(run.path / "run.json", "it has no `signature`")
         return run
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no attempt has begun here, and nothing of another run was brought here."""
+        brought = self.checkpoints.exists() or journal_path(self.path).exists()
+        return not (brought or self.read().attempts)
 
     def last_checkpoint(self) -> int:
         """Return the global step of the newest healthy checkpoint; 0 without one.
@@ -218,17 +225,14 @@ class RunDir:
     def check_unlocked(self) -> None:
         """Raise InUseError if a process holds the lock of the run, as far as this host can see."""
         if self.is_locked():
-            raise self._in_use()
+            self._refuse()
 
     def _refuse(self) -> None:
-        raise self._in_use()
-
-    def _in_use(self) -> InUseError:
         lock = self.path / "lock"
         with open_regular(lock) as file:
             holder = file.read(_LONGEST_HOLDER).decode(errors="replace").strip()
         holder = holder or "another process"
-        return InUseError(f"{self.path} is in use by {holder}: wait for it, or stop it")
+        raise InUseError(f"{self.path} is in use by {holder}: wait for it, or stop it")
 
     def is_locked(self) -> bool:
         """Return whether a process holds the lock of the run, as far as this host can see."""

@@ -82,7 +82,7 @@ def freeze(
             config_dir=found.config_dir,
             **entry.place_in(parent),
         )
-        stop_request.clear(run.path)
+        stop_request.StopRequest.drop(run.path)
     with file_lock(sweep / "list", lambda: wait(_NAP_S)):
         path = sweep / "sweep.json"
         listed = read(list[dict[str, Any]], path)

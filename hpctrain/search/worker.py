@@ -105,7 +105,7 @@ def _train(worker: Worker, piece: TrialPiece, folder: Path, ranks: RankInfo) -> 
     run, key = RunDir.open(piece.run), ranks.attempt_key
     while True:
         epochs.begin(run.path, key)
-        failure.path(run.path).unlink(missing_ok=True)  # it may have the key of these ranks
+        failure.Failure.path(run.path).unlink(missing_ok=True)  # it may have the key of these ranks
         hang = folder / "hang.json"
         hang.unlink(missing_ok=True)
         hang.symlink_to(run.path / "hang.json")
@@ -121,7 +121,7 @@ def _train(worker: Worker, piece: TrialPiece, folder: Path, ranks: RankInfo) -> 
             break
     log.info("%s: trained for %.1f s", run.name, time.monotonic() - began)
     if stop_request.read(folder):  # the worker was cancelled: the trial waits for another command
-        stop_request.clear(run.path)
+        stop_request.StopRequest.drop(run.path)
     why = run.read().attempt.error or "its training has ended without a result"
     worker.settle(piece, "" if code else why)
     pieces.add(folder, key)

@@ -15,6 +15,7 @@ end are superseded; a `superseded` record says so. A crash can leave an incomple
 next start ends this line with a newline, and readers skip it.
 """
 
+import json
 import logging
 import os
 import threading
@@ -26,12 +27,14 @@ from typing import Any, BinaryIO, NamedTuple
 from hpctrain.base.files import record as door
 from hpctrain.base.files.disk import open_below, open_regular
 from hpctrain.errors import StorageError
-from hpctrain.tracking.journal_line import line, parse, parse_all
+from hpctrain.tracking.journal_line import Outline, outline_all, parse, parse_all
 
 log = logging.getLogger(__name__)
 
-_TAIL = 64 * 1024  # bytes
+_TAIL, _BLOCK = 64 * 1024, 1 << 20  # bytes
 _CHECK_S = 1.0
+# With these options, json.dumps would make an encoder for each record: about 1 us of 11 us.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def journal_path(run_dir: Path) -> Path:
@@ -89,12 +92,13 @@ class Journal:
             return os.lseek(self._fd, 0, os.SEEK_CUR) + len(self._unwritten)
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Append one record.
+        """Append one record, whose fields are JSON types; floats are finite (`encode`).
 
         A disk that is full or gone does not stop the training: the record is kept in memory and
         written before the next record, once writing works again.
         """
-        content = line(kind, self.attempt, time.time(), fields)
+        body = {"kind": kind, "attempt": self.attempt, "time": round(time.time(), 3), **fields}
+        content = _ENCODER.encode(body).encode() + b"\n"
         with self._lock:
             if self._fd < 0:
                 log.error("%s: a %s record after the end is dropped", self.path, kind)
@@ -106,14 +110,11 @@ class Journal:
             try:
                 while self._unwritten:
                     self._unwritten = self._unwritten[os.write(self._fd, self._unwritten) :]
+                self._write_failed = False
             except OSError as error:
                 if not self._write_failed:
-                    log.error(
-                        "%s: %s; metrics wait in memory until it can be written", self.path, error
-                    )
+                    log.error("%s: %s; metrics wait in memory", self.path, error)
                 self._write_failed = True
-            else:
-                self._write_failed = False
             self._dirty = True
 
     def rewind(self, position: int) -> None:
@@ -158,16 +159,34 @@ class Journal:
                 self.sync()
 
 
-def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[JournalRecord], int]:
+def read(path: Path, position: int = 0, limit: int = _BLOCK) -> tuple[list[JournalRecord], int]:
     """Read whole, valid records from `position` on, until one ends `limit` bytes after it.
 
     The second result is the position where the next call shall continue. It is before a last line
     without a newline: its writer may not have finished.
     """
-    file = _open(path)
-    if file is None:
-        return [], position
+    lines, ends = _lines(path, position, limit)
+    found = zip(ends, ends[1:], parse_all(lines), strict=False)
+    return [
+        JournalRecord(start, end, body) for start, end, body in found if body is not None
+    ], ends[-1]
+
+
+def outlines(path: Path) -> Iterator[tuple[int, int, Outline]]:
+    """Yield where each record begins and ends, and its outline: a fifth of the work of `read`."""
+    position, size = 0, _BLOCK
+    while size >= _BLOCK:  # else it was the end
+        lines, ends = _lines(path, position)
+        found = zip(ends, ends[1:], outline_all(lines), strict=False)
+        yield from ((start, end, body) for start, end, body in found if body is not None)
+        position, size = ends[-1], ends[-1] - position
+
+
+def _lines(path: Path, position: int, limit: int = _BLOCK) -> tuple[list[bytes], list[int]]:
+    """Return whole lines from a position on, and where each begins and the last one ends."""
     lines, ends = [], [position]
+    if (file := _open(path)) is None:
+        return [], ends
     with file:
         file.seek(position)
         stop = position + limit
@@ -178,10 +197,7 @@ def read(path: Path, position: int = 0, limit: int = 1 << 20) -> tuple[list[Jour
             ends.append(ends[-1] + size)
             if ends[-1] >= stop:
                 break
-    found = zip(ends, ends[1:], parse_all(lines), strict=False)
-    return [
-        JournalRecord(start, end, body) for start, end, body in found if body is not None
-    ], ends[-1]
+    return lines, ends
 
 
 def read_all(path: Path, position: int = 0, end: int | None = None) -> Iterator[JournalRecord]:

@@ -1,21 +1,26 @@
-"""The two small files beside the journal: its destination, and what is uploaded already.
+"""The small files beside the journal: its destination, what is uploaded already, and alerts.
 
 <run_dir>/journal/meta.json       written by the tracker, read by the uploader
 <run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain status --upload`
+<run_dir>/journal/notify.json     {"variable": "HPCTRAIN_WEBHOOK", "on": ["failed"]}
 """
 
 import dataclasses
 import json
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import owner_name, write_atomically
-from hpctrain.base.files.record import Count, matching, read_owned
+from hpctrain.base.files.lock import is_locked
+from hpctrain.base.files.record import Count, Message, matching, read_owned
 from hpctrain.errors import DamageError, TrackingError
+from hpctrain.tracking import samples
+from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.store import is_server
 
 _Name = Annotated[str, matching("[^/]*", "the name of a file, without /")]
@@ -40,11 +45,6 @@ class Meta:
     parent_name: str | None = None
     # The user id that `meta.json` belongs to; None if it was not read.
     owner: int | None = dataclasses.field(default=None, compare=False)
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether this user has written `meta.json`."""
-        return self.owner in (None, os.geteuid())
 
     def write(self, run_dir: Path) -> None:
         """Write `meta.json`."""
@@ -72,7 +72,7 @@ def check_known(meta: Meta, run_dir: Path) -> None:
     If it is not, the TrackingError says how to choose it.
     """
     chosen = os.environ.get("MLFLOW_TRACKING_URI", "").rstrip("/")
-    if meta.is_ours or chosen == meta.uri.rstrip("/"):
+    if meta.owner in (None, os.geteuid()) or chosen == meta.uri.rstrip("/"):
         return
     owner = owner_name(run_dir / "journal" / "meta.json")
     uri = secrets.mask(meta.uri)
@@ -122,6 +122,55 @@ class Uploaded:
         except (FileNotFoundError, DamageError):
             return None
         return dataclasses.replace(found, uri=_expanded(found.uri, owner))
+
+
+def is_uploaded(run_dir: Path, meta: Meta) -> bool:
+    """Return whether everything is in the store of `meta`, according to `uploaded.json`."""
+    note = Uploaded.read(run_dir)
+    if note is None or note.problem or note.files_stored < note.offset:
+        return False
+    if (note.uri, note.uid, note.parent_uid) != (meta.uri, meta.uid, meta.parent_uid):
+        return False
+    if read(journal_path(run_dir), note.offset, limit=1)[0]:
+        return False
+    return not any(samples.new(run_dir, note.samples))
+
+
+def left_behind(run_dir: Path) -> str:
+    """Return what is missing of a run that has ended, and the command that uploads it.
+
+    It is "" if everything is in MLflow, an uploader is at work on this host, or the run is not
+    uploaded by itself (`tracking.upload=false`).
+    """
+    uploading = journal_path(run_dir).with_name("upload.lock")
+    try:
+        if uploading.exists() and not os.access(uploading, os.R_OK):
+            return ""  # another user's run, whose lock cannot be seen
+        if is_uploaded(run_dir, Meta.read(run_dir)) or is_locked(uploading):
+            return ""
+    except (TrackingError, OSError):
+        return ""  # not tracked, or not by hpctrain
+    # The tracker has made this file when it started the uploader.
+    if not journal_path(run_dir).with_name("uploader.log").exists():
+        return ""
+    return (
+        "its uploader has ended, and not everything is in MLflow; "
+        f"`python -m hpctrain status --upload {run_dir}` uploads the rest"
+    )
+
+
+class AlertSettings(Message, frozen=True):
+    """What is told, and where. The address of a webhook is a secret, so it is not written."""
+
+    BOX = "journal/notify.json"
+
+    variable: str  # the variable of the environment that holds the address
+    on: tuple[str, ...]  # the events that are told
+
+
+def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
+    """Return the variable of the environment that holds an address; None if none does."""
+    return min((name for name, value in environ.items() if value == url), default=None)
 
 
 def _expanded(uri: str, owner: int) -> str:

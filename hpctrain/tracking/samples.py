@@ -26,7 +26,7 @@ IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _TAIL = 64 * 1024  # bytes; a line is far shorter
 # The metric of a GPU: `gpu_0`, and the name of the sensor.
 GPU = re.compile(r"(gpu_\d+)_(.+)")
-_NODE = re.compile(r"[\w.-]{1,255}")  # it becomes a part of a metric's name in MLflow
+_NODE = re.compile(r"([\w.-]{1,255})\.jsonl")  # the node becomes a part of a metric's name
 
 
 class Sample(NamedTuple):
@@ -53,8 +53,10 @@ def folder(run_dir: Path) -> Path:
 
 def files(run_dir: Path) -> dict[str, Path]:
     """Return the files of all nodes by the name of the node, in its order."""
-    found = sorted(folder(run_dir).glob("*.jsonl"))
-    return {path.stem: path for path in found if _NODE.fullmatch(path.stem)}
+    with suppress(OSError):
+        names = sorted(os.listdir(folder(run_dir)))  # not `glob`: a report looks into many runs
+        return {m[1]: folder(run_dir) / m[0] for m in map(_NODE.fullmatch, names) if m}
+    return {}
 
 
 def idle(run_dir: Path) -> dict[str, tuple[float, str]]:

@@ -17,20 +17,21 @@ from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 _TIMEOUT = 3.0
 
 
-def experiment_id(uri: str, experiment: str) -> str | None:
-    """Return the server's id of an experiment; None if there is no such experiment."""
-    query = urllib.parse.urlencode({"experiment_name": experiment})
+def check_experiment(uri: str, name: str) -> None:
+    """Check that a server answers, and that an experiment is not deleted there, if it has it.
+
+    One that does not answer is an OSError, one that refuses to a RefusedError, as is a deleted
+    experiment. A server whose files would go to another one is a TrackingError.
+    """
+    query = urllib.parse.urlencode({"experiment_name": name})
     status, body = _get(uri, f"experiments/get-by-name?{query}")
     if status == 200:
-        if body["experiment"].get("lifecycle_stage", "active") != "active":
-            raise deleted_experiment(
-                uri, experiment, str(body["experiment"].get("experiment_id", ""))
-            )
-        check_place(uri, str(body["experiment"].get("artifact_location", "")))
-        return str(body["experiment"].get("experiment_id", ""))
-    if body.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
-        return None
-    raise _refused(uri, status, body)
+        found = body["experiment"]
+        if found.get("lifecycle_stage", "active") != "active":
+            raise deleted_experiment(uri, name, str(found.get("experiment_id", "")))
+        check_place(uri, str(found.get("artifact_location", "")))
+    elif body.get("error_code") != "RESOURCE_DOES_NOT_EXIST":
+        raise _refused(uri, status, body)
 
 
 def check_place(uri: str, place: str) -> None:

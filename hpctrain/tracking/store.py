@@ -79,47 +79,21 @@ def sqlite_path(uri: str) -> Path:
     """Return the file of a `sqlite:///` URI."""
     prefix, path = uri[:10], uri[10:]
     if prefix != "sqlite:///" or path in ("", ":memory:") or "?" in path:
-        hint = (
-            "; bring the runs of MLflow's file store into a database: `mlflow migrate-filestore "
-            "--source mlruns --target sqlite:///mlflow.db`"
-            if uri.startswith(("file:", "/", ".")) or ":" not in uri
-            else ""
-        )
-        raise TrackingError(
-            f"tracking.uri={uri!r} must be sqlite:///mlflow.db (or another file, without '?') or "
-            f"http(s)://HOST:PORT of an MLflow server{hint}"
-        )
+        raise TrackingError(_no_store(uri))
     return Path(path)
 
 
-def experiment_id(uri: str, experiment: str) -> str | None:
-    """Return the store's id of an experiment that is not deleted. This does not import mlflow.
-
-    It is None if the store or the experiment does not exist, or the store does not answer. A
-    deleted experiment, or a server that refuses to answer, is a RefusedError. A server whose files
-    would go to another one is a TrackingError.
-    """
-    if is_server(uri):
-        from hpctrain.tracking import server
-
-        try:
-            return server.experiment_id(uri, experiment)
-        except OSError:
-            return None
-    path = sqlite_path(uri)
-    if not path.is_file():
-        return None
-    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
-    try:
-        with opened(path, "ro") as database:
-            row = database.execute(query, (experiment,)).fetchone()
-    except sqlite3.Error:
-        return None
-    if row is None:
-        return None
-    if row[1] != "active":
-        raise deleted_experiment(uri, experiment, str(row[0]))
-    return str(row[0])
+def _no_store(uri: str) -> str:
+    hint = (
+        "; bring the runs of MLflow's file store into a database: `mlflow migrate-filestore "
+        "--source mlruns --target sqlite:///mlflow.db`"
+        if uri.startswith(("file:", "/", ".")) or ":" not in uri
+        else ""
+    )
+    return (
+        f"tracking.uri={uri!r} must be sqlite:///mlflow.db (or another file, without '?') or "
+        f"http(s)://HOST:PORT of an MLflow server{hint}"
+    )
 
 
 def opened(path: Path, mode: str, timeout_s: float = 5.0) -> "closing[sqlite3.Connection]":
@@ -157,8 +131,8 @@ def check_store(uri: str, experiment: str) -> bool:
         if is_server(uri):
             from hpctrain.tracking import server
 
-            server.experiment_id(uri, experiment)
-        elif experiment_id(uri, experiment) is None:
+            server.check_experiment(uri, experiment)
+        elif not _has_experiment(uri, experiment):
             _check_sqlite(uri)
     except RefusedError as error:
         problem = str(error)
@@ -172,6 +146,19 @@ def check_store(uri: str, experiment: str) -> bool:
         problem,
     )
     return False
+
+
+def _has_experiment(uri: str, experiment: str) -> bool:
+    """Return whether a SQLite store has an experiment; a deleted one is a RefusedError."""
+    query = "SELECT experiment_id, lifecycle_stage FROM experiments WHERE name = ?"
+    try:
+        with opened(sqlite_path(uri), "ro") as database:
+            row = database.execute(query, (experiment,)).fetchone()
+    except sqlite3.Error:
+        return False  # no store yet, or none at all
+    if row and row[1] != "active":
+        raise deleted_experiment(uri, experiment, str(row[0]))
+    return row is not None
 
 
 def _check_sqlite(uri: str) -> None:

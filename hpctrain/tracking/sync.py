@@ -14,10 +14,9 @@ from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import final_status
-from hpctrain.tracking.alerts.alerts import Alerts
+from hpctrain.tracking.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
-from hpctrain.tracking.meta import Meta, check_known
-from hpctrain.tracking.pending_upload import is_uploaded
+from hpctrain.tracking.meta import Meta, check_known, is_uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 

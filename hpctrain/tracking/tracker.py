@@ -7,7 +7,7 @@
     tracker.sync(); position = tracker.position()    # the checkpoint stores it
     tracker.finish("FINISHED")
 
-Rank 0 has a `JournalTracker`, every other rank a `NullTracker`. Neither imports mlflow: a separate
+Rank 0 has a `JournalTracker`, every other rank a `Tracker`. Neither imports mlflow: a separate
 process, the `uploader`, uploads the journal. The training does not notice if it is slow or dies.
 """
 
@@ -88,11 +88,7 @@ class Tracker:
         """
 
 
-class NullTracker(Tracker):
-    """A tracker that records nothing."""
-
-
-class OtherTracker(NullTracker):
+class OtherTracker(Tracker):
     """Base class of a tracker beside MLflow. Override the methods of which it shall know.
 
         class Lines(OtherTracker):
@@ -142,8 +138,7 @@ class JournalTracker(Tracker):
     ) -> None:
         self._run_dir = run_dir.absolute()
         self._uri = resolve_uri(meta.uri, Path.cwd())  # the uploader works in another folder
-        self._upload = upload
-        self._uploader = ChildUploader(self._run_dir, self._uri, drain)
+        self._uploader = ChildUploader(self._run_dir, self._uri, drain) if upload else None
         self._finished = False
         self._rewound = False
         self._logged = False
@@ -160,7 +155,7 @@ class JournalTracker(Tracker):
         if tags:
             self.log_tags(tags)
         self._journal.sync()
-        if self._upload:
+        if self._uploader:
             try:
                 check_uri(self._uri)
             except TrackingError as error:
@@ -271,7 +266,8 @@ class JournalTracker(Tracker):
     def sync(self) -> None:
         """Call fsync on the journal; restart the uploader if it was killed."""
         self._journal.sync()
-        self._uploader.revive()
+        if self._uploader:
+            self._uploader.revive()
 
     def finish(self, status: Status, reason: str = "", *, final: bool = True) -> None:
         """End the attempt; wait up to `drain` seconds until everything is in the store.
@@ -284,8 +280,9 @@ class JournalTracker(Tracker):
         ended = {"status": status, "reason": secrets.mask(reason)}
         self._journal.append("status", **ended, **({} if final else {"final": False}))
         self._journal.close()
-        self._uploader.revive()
-        self._uploader.wait()
+        if self._uploader:
+            self._uploader.revive()
+            self._uploader.wait()
 
 
 def public(values: Mapping[str, Any]) -> dict[str, str]:

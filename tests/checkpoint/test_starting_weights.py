@@ -17,7 +17,7 @@ from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.checkpoints.matching import Rename, match
 from hpctrain.runs.checkpoints.weight_files import find_weights
-from hpctrain.runs.weights_digest import pin
+from hpctrain.runs.chosen_checkpoint import pin
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.parallel.parity import MODELS, Cell, build, checkpointer, either, initialised, whole
 from tests.ranks import run_ranks
@@ -185,14 +185,14 @@ def test_other_weights_than_asked_for_are_refused(train: Train, tmp_path: Path) 
         ("last.ckpt", b"", "torch.load(FILE, map_location='cpu')['state_dict']; safetensors"),
         ("adapter_config.json", b"{}", "has only adapters (LoRA), in the format of peft"),
         ("note.txt", b"", "no weights; there must be a run directory"),
-        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON", "not a safetensors file"),
-        ("model.safetensors", b"", "it does not begin with the size of a header"),
+        ("model.safetensors", b"\x08" + bytes(7) + b"not JSON", "not a whole safetensors file"),
+        ("model.safetensors", b"", "header too small"),
         (
             "model.safetensors",
             b"\x40"
             + bytes(7)
             + b'{"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'.ljust(64),
-            "the last 16 bytes are missing",
+            "file not fully covered",
         ),
         ("model.safetensors.index.json", b"{}", "it has no weight_map"),
         (

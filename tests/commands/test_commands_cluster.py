@@ -132,7 +132,7 @@ def test_from_the_queue_to_the_end(
     submit(train, folder, *LONG, *shape, "seed=1,2")
     cluster.wait_for(lambda: len(run_json(running)["attempts"]) == 3, 180, "the third attempt")
     cluster.wait_for_step(running, saved + 20)
-    assert not stop_request.stop_file(running).exists()
+    assert not stop_request.StopRequest.path(running).exists()
     attempts = run_json(running)["attempts"]
     assert attempts[2]["restart_count"] == 0
     log = running / "logs" / f"{status(folder)[running.name]['job_id']}.rank0.log"

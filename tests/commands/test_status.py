@@ -16,8 +16,7 @@ from hpctrain.runs.commands import logs
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.tracking import samples
-from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.pending_upload import left_behind
+from hpctrain.tracking.meta import Meta, left_behind
 from tests import forkserver
 from tests.conftest import Completed, ignoring_sigint, run_json, run_module
 from tests.made_runs import ATTEMPT, BEAT, make_run, status_json

@@ -167,13 +167,13 @@ def test_the_stop_file_is_seen(tmp_path: Path) -> None:
     # After a new submission the stop request is void.
     assert stop_request.read(tmp_path, since=time.time() + 1) is None
     with Stop() as stop:
-        stop.watch(stop_request.stop_file(tmp_path))
+        stop.watch(stop_request.StopRequest.path(tmp_path))
         end = time.monotonic() + 60
         while not stop.asked and time.monotonic() < end:
             time.sleep(0.01)
         assert stop.asked == "cancel"
-    stop_request.clear(tmp_path)
-    stop_request.clear(tmp_path)
+    stop_request.StopRequest.drop(tmp_path)
+    stop_request.StopRequest.drop(tmp_path)
     assert stop_request.read(tmp_path) is None
-    stop_request.stop_file(tmp_path).touch()  # a user may do it by hand
+    stop_request.StopRequest.path(tmp_path).touch()  # a user may do it by hand
     assert stop_request.read(tmp_path) is not None

@@ -179,7 +179,7 @@ def test_a_run_leaves_its_job_and_the_others_stay(tmp_path: Path) -> None:
     # One that was cancelled may be trained in a terminal: then it has left the job, too.
     here = {"job_id": "", "started": 3.0, "launcher": "single"}
     RunDir(waits).update(state="running", attempts=[attempt, here])
-    stop_request.clear(waits)
+    stop_request.StopRequest.drop(waits)
     assert job_of(waits, RunRecord.of(waits), queue) is None
     assert is_elsewhere(waits, script)
     assert is_elsewhere(other, str(tmp_path / "array-1" / "job.sh"))

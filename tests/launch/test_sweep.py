@@ -106,7 +106,7 @@ def test_a_queued_run_is_a_folder_and_two_files(tmp_path: Path) -> None:
     provenance.take_over(run.provenance, Path(str(record.provenance)))
     provenance.take_over(run.provenance, Path(str(record.provenance)))
     assert provenance.changes(run.provenance) == []
-    assert provenance.commit(run.provenance) == provenance.commit(sweep / "provenance")
+    assert provenance.origin(run.provenance) == provenance.origin(sweep / "provenance")
     kept = {*os.listdir(run.path)} - {".run.json.lock"}
     assert kept == {"checkpoints", "config.yaml", "logs", "provenance", "run.json"}
     # A run that is frozen again keeps its uid.

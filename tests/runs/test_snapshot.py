@@ -136,9 +136,9 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     provenance.store(folder, content)
     provenance.store(folder, content)
     assert provenance.changes(folder) == []
-    assert provenance.commit(folder) == facts["commit"] + "-dirty"
-    assert provenance.source(folder) == "https://example.org/x.git"
-    assert provenance.source(tmp_path / "absent") == "hpctrain"
+    commit_then = facts["commit"] + "-dirty"
+    assert provenance.origin(folder) == ("https://example.org/x.git", commit_then)
+    assert provenance.origin(tmp_path / "absent") == ("hpctrain", "")
     (folder / "packages.txt").write_text(
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )
@@ -170,7 +170,6 @@ def test_no_secret_of_a_working_tree_is_written_down(
     for name, text in untracked.items():
         (project / name).write_text(text)
         (project / name).chmod(0o600)
-    (project / "pkg/public.pem").write_text("-----BEGIN CERTIFICATE-----")
     (project / ".env.example").write_text("X=...")
     (project / ".env").write_text("X=changed-secret")
     (project / "pkg/login.py").write_text('NAME = "tok-4f9a2c71e8"\nmax_tokens = 1000000\n')
@@ -197,7 +196,7 @@ def test_no_secret_of_a_working_tree_is_written_down(
         os.umask(before)
     copy = taken.path / "project"
     names = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
-    assert {"pkg/login.py", "pkg/public.pem", ".env.example", "pkg/private.py"} <= names
+    assert {"pkg/login.py", ".env.example", "pkg/private.py"} <= names
     assert not names & {".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"}
     told = "\n".join(taken.left_out)
     for name in (".env", "pkg/.env", "pkg/id_ed25519", "pkg/server.key"):
@@ -238,9 +237,7 @@ def test_an_installed_package_inside_the_repository_is_copied(
     assert "installed/hpctrain/__init__.py" in taken._files
 
 
-def test_repositories_inside_and_links_are_copied_as_they_are(
-    project: Path, tmp_path: Path
-) -> None:
+def test_submodules_and_links_are_copied_as_they_are(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "__init__.py").write_text("")
@@ -248,8 +245,6 @@ def test_repositories_inside_and_links_are_copied_as_they_are(
     allow = ["git", "-c", "protocol.file.allow=always"]
     subprocess.run([*allow, "submodule", "add", "-q", str(other), "sub"], check=True, cwd=project)
     subprocess.run(["git", "clone", "-q", str(other), "clone"], check=True, cwd=project)
-    for folder in ("sub", "clone"):
-        (project / folder / "new.py").write_text("")
     # Tracked packages that have been replaced, one by a link and one by a file.
     for name in ("linked", "filed"):
         (project / name).mkdir()
@@ -264,8 +259,9 @@ def test_repositories_inside_and_links_are_copied_as_they_are(
     taken = taken_from(tmp_path)
     assert taken.write()
     copy = taken.path / "project"
-    for name in ("sub/__init__.py", "sub/new.py", "clone/__init__.py", "clone/new.py"):
-        assert (copy / name).is_file()
+    assert (copy / "sub/__init__.py").is_file()
+    (told,) = taken.left_out
+    assert told.startswith(f"{project}/clone: a repository inside another: ")
     assert os.readlink(copy / "linked") == "moved"
     assert (copy / "linked" / "x.py").is_file()
     assert (copy / "filed").is_file()

@@ -98,7 +98,7 @@ def test_cancel_finds_workers_that_have_no_trial_yet(
         assert cancelled[-1] == ["7_0"], names
         for worker_dir in (here, waits):
             assert stop_request.read(worker_dir) is not None
-            stop_request.clear(worker_dir)
+            stop_request.StopRequest.drop(worker_dir)
 
 
 def test_resume_leaves_the_trials_of_a_search_to_its_workers(

@@ -17,11 +17,10 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError
 from hpctrain.tracking import final_status, samples
-from hpctrain.tracking.alerts.alerts import Alerts
-from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
-from hpctrain.tracking.alerts.webhook import kind_of, send
-from hpctrain.tracking.page.nodes import Nodes
+from hpctrain.tracking.alerts import Alerts, kind_of, send
+from hpctrain.tracking.meta import AlertSettings, variable_of
 from hpctrain.tracking.tracker import JournalTracker
+from hpctrain.tracking.uploading.nodes import Nodes
 from tests.tracking.new_tracker import new_tracker
 
 Message = tuple[dict[str, str], Any]
@@ -202,7 +201,7 @@ def test_each_service_gets_its_form(server: Server, monkeypatch: pytest.MonkeyPa
 def test_a_webhook_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     import socket
 
-    monkeypatch.setattr("hpctrain.tracking.alerts.webhook._TIMEOUT", 0.05)
+    monkeypatch.setattr("hpctrain.tracking.alerts._TIMEOUT", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         assert "timed out" in send(f"http://127.0.0.1:{port}/x", "json", "t", "", {})

@@ -13,8 +13,8 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.server import check_place
-from hpctrain.tracking.store import check_store, check_uri, experiment_id
+from hpctrain.tracking.server import check_experiment, check_place
+from hpctrain.tracking.store import check_store, check_uri
 from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests import forkserver
@@ -155,7 +155,7 @@ def test_a_redirect_to_another_host_takes_no_password_along() -> None:
         listener(other) as (configured, ours),
         pytest.raises(TrackingError, match="HTTP 404"),
     ):
-        experiment_id(configured, "exp")
+        check_experiment(configured, "exp")
     assert [("Authorization: Basic" in request) for request in ours] == [True]
     assert [("Authorization" in request) for request in theirs] == [False]
 

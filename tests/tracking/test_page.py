@@ -10,11 +10,11 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import samples
-from hpctrain.tracking.meta import Meta, Uploaded
-from hpctrain.tracking.page import links, nodes
+from hpctrain.tracking.meta import Meta, Uploaded, is_uploaded
+from hpctrain.tracking.page import links
 from hpctrain.tracking.page.images import save_image
-from hpctrain.tracking.pending_upload import is_uploaded
 from hpctrain.tracking.sync import main
+from hpctrain.tracking.uploading import nodes
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.tracking.new_tracker import SYNC, new_tracker

@@ -7,7 +7,7 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, Tracker, flatten
+from hpctrain.tracking.tracker import JournalTracker, Tracker, flatten
 
 
 def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
@@ -43,7 +43,7 @@ def test_an_attempt_that_does_not_resume_starts_over(tmp_path: Path) -> None:
 
 
 def test_the_null_tracker_leaves_no_trace(tmp_path: Path) -> None:
-    null = NullTracker()
+    null = Tracker()
     run(null, 5)
     assert null.position() == 0
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,6 @@ from hpctrain.tracking.store import (
     beside,
     check_store,
     check_uri,
-    experiment_id,
     resolve_uri,
 )
 from hpctrain.tracking.sync import sync
@@ -84,16 +83,12 @@ def test_many_processes_make_a_fresh_store(first_store: tuple[Path, list[int]]) 
     path, codes = first_store
     assert codes == [0] * 3
     assert {each.name for each in path.parent.iterdir()} == {"mlflow.db", ".mlflow.db.lock"}
-    assert not experiment_id(f"sqlite:///{path}", "another")
     assert check_store(f"sqlite:///{path}", "exp")
     assert check_store(f"sqlite:///{path}", "another"), "an uploader makes it"
 
 
 def test_a_store_that_is_not_one(tmp_path: Path) -> None:
-    assert not experiment_id(f"sqlite:///{tmp_path}/absent.db", "exp")
-    assert not (tmp_path / "absent.db").exists()
     (tmp_path / "not.db").write_text("this is not a database, whatever its name says" * 100)
-    assert not experiment_id(f"sqlite:///{tmp_path}/not.db", "exp")
     with pytest.raises(TrackingError, match="file is not a database"):
         check_store(f"sqlite:///{tmp_path}/not.db", "exp")
 
@@ -121,7 +116,6 @@ def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> 
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        assert not experiment_id(uri, "exp")
         assert check_store(uri, "exp") is False
         assert "hpctrain status --upload" in caplog.text
         # The port is open, but there is never an answer.

@@ -18,6 +18,7 @@ from hpctrain.tracking import final_status, samples
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read_all
 from hpctrain.tracking.tracker import Status
 from hpctrain.tracking.uploading import uploader as uploader_module
+from hpctrain.tracking.uploading.child_uploader import ChildUploader
 from hpctrain.tracking.uploading.upload import GaveUp
 from tests import forkserver
 from tests.conftest import ROOT
@@ -351,12 +352,13 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
 ) -> None:
-    tracker = new_tracker(tmp_path / "r", tmp_path / "mlflow.db", drain=600.0)
+    tracker = new_tracker(tmp_path / "r", tmp_path / "mlflow.db")
     tracker.start({}, {})
     tracker.log_metrics({"a": 1, "b": 2}, 0)
     sleep = ["sleep", "600"], dict(os.environ)
     monkeypatch.setattr("hpctrain.base.processes.child.python_module", lambda *_: sleep)
-    tracker._uploader.process = Child("a.program", cwd=tmp_path)
+    tracker._uploader = ChildUploader(tmp_path / "r", "", 600.0)
+    child = tracker._uploader.process = Child("a.program", cwd=tmp_path)
     before = signal.getsignal(number)
     caplog.set_level("INFO")  # no fault, so no warning
 
@@ -367,11 +369,11 @@ def test_a_signal_ends_the_wait_for_the_uploader(
     ours = threading.Thread(target=interrupt)
     ours.start()
     tracker.finish("FINISHED")
-    assert tracker._uploader.process.code is None, "the wait has ended before the uploader"
+    assert child.code is None, "the wait has ended before the uploader"
     ours.join()
     assert signal.getsignal(number) == before
     assert f"not everything is in MLflow yet ({number.name}); the uploader goes on" in caplog.text
-    tracker._uploader.process.kill()
+    child.kill()
 
 
 class Clock:

@@ -10,7 +10,7 @@ from torch import nn
 from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.tracking.tracker import Tracker
 
 
 class Sets(Hook):
@@ -29,7 +29,7 @@ def calls(hook: Hook) -> Callable[[int], None]:
     model = nn.ModuleDict({"module": nn.Linear(2, 2)})  # as DDP wraps it
     model["module"].bias.requires_grad_(False)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    hooks = Hooks([Hook(), hook], model, optimizer, Classification("x", "y"), NullTracker())
+    hooks = Hooks([Hook(), hook], model, optimizer, Classification("x", "y"), Tracker())
 
     def after(step: int) -> None:
         hooks.session = SimpleNamespace(step=step, metrics={})

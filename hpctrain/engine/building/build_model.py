@@ -34,8 +34,8 @@ from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints
 from hpctrain.runs.checkpoints.matching import Match, listed, renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
+from hpctrain.runs.chosen_checkpoint import verified
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.weights_digest import verified
 
 if TYPE_CHECKING:  # the model of a training does not need it
     from hpctrain.config.model_sections import ModelSections

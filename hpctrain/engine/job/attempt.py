@@ -23,7 +23,6 @@ from hpctrain.base.processes.causes import (
     cause_of,
     named,
 )
-from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
@@ -51,9 +50,8 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.alerts.settings import AlertSettings, variable_of
-from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.tracker import JournalTracker, NullTracker, OtherTracker, Tracker
+from hpctrain.tracking.meta import AlertSettings, Meta, variable_of
+from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +62,7 @@ class Attempt:
     To enter it while another process holds the run is a StorageError.
     """
 
-    tracker: Tracker = NullTracker()  # until it has entered
+    tracker: Tracker = Tracker()  # until it has entered
 
     def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
         self._config, self._run, self._ranks = config, run, ranks
@@ -73,10 +71,13 @@ class Attempt:
         ranks = self._ranks
         with ExitStack() as stack:
             stack.enter_context(self._run.lock())
-            put_back(self._run.checkpoints)
+            is_new, first_step = self._run.is_new, 0
+            if not is_new:
+                put_back(self._run.checkpoints)
+                first_step = self._run.last_checkpoint()
             self._drop_old_stop_request()
             facts = run_page.environment(self._config.site.container.image)
-            self._code = code = trained_code.changes(self._run)
+            self._code = code = trained_code.changes(self._run) if first_step else ""
             self._run.begin_attempt(
                 environment=facts,
                 host=socket.gethostname(),
@@ -88,12 +89,13 @@ class Attempt:
                 job_id=ranks.job_id,
                 restart_count=ranks.restart_count,
                 step_id=ranks.step_id,
-                first_step=self._run.last_checkpoint(),
+                first_step=first_step,
                 code=str(Path(__file__).parents[3]),
                 **({"code_changed": code} if code else {}),
             )
             stack.push(self._failed)  # called for every exception from here on
-            refuse_lost_checkpoints(self._run, self._config.checkpoint)
+            if not is_new:
+                refuse_lost_checkpoints(self._run, self._config.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
             devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
@@ -106,7 +108,6 @@ class Attempt:
             record = self._run.read()
             self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
             self._record_data()
-            self._say_what_changed()
             self._stack = stack.pop_all()
         return self
 
@@ -238,12 +239,12 @@ class Attempt:
         # the moment when its worker has taken it and this one.
         restarted = ranks.worker or (ranks.launcher == "slurm" and (again or record.shares_job))
         if not restarted or stop_request.read(self._run.path, since=record.submitted) is None:
-            stop_request.clear(self._run.path)
+            stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
         tracking = self._config.tracking
         if not tracking.enabled:
-            return NullTracker()
+            return Tracker()
         notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
             AlertSettings(variable, tuple(notify.on)).put(self._run.path)
@@ -252,7 +253,9 @@ class Attempt:
         needed = "a class that inherits from hpctrain.trackers.OtherTracker"
         others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
-        sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
+        sweep, name = known.sweep or {}, self._run.name
+        if known.swept:
+            name = titled(name, known.swept)
         names = tracking.experiment, name, known.uid, sweep.get("uid"), sweep.get("name")
         journal = JournalTracker(
             self._run.path,
@@ -274,10 +277,3 @@ class Attempt:
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
             for facts in run_page.data_sets(self._config.data):
                 self.tracker.log_dataset(facts)
-
-    def _say_what_changed(self) -> None:
-        if changed := provenance.changes(self._run.provenance):
-            log.warning(
-                "Python or its packages have changed since this run was asked for: %s",
-                few(changed, 6),
-            )

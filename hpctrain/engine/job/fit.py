@@ -48,10 +48,10 @@ from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
-from hpctrain.runs.state.stop_request import stop_file
+from hpctrain.runs.state.stop_request import StopRequest
 from hpctrain.runs.terminal_log import kept
 from hpctrain.tracking.journal import journal_path, last_record
-from hpctrain.tracking.tracker import NullTracker
+from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 _EXIT_INTERRUPTED = 130
@@ -132,7 +132,7 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
-            stop.watch(stop_file(run.path), end_if_over)  # rank 0 holds the lock of the run
+            stop.watch(StopRequest.path(run.path), end_if_over)  # rank 0 holds the lock of the run
         if not ranks.piece:
             asked = JobRequest.of(config), config.parallel, config.network, config.data
             offered("preflight").check_nodes(*asked, run, ranks, device)
@@ -179,7 +179,7 @@ class _Rank:
     def place(self) -> Place:
         """Return what a session begins with, once more after a rollback."""
         self.account.enter("startup")
-        tracker = self.attempt.tracker if self.attempt else NullTracker()
+        tracker = self.attempt.tracker if self.attempt else Tracker()
         place = Place(
             *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
         )

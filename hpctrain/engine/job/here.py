@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpctrain.base.secrets import mask_logging
+from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules import own_loop
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
@@ -106,6 +107,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
         validate(config, ranks.world_size)
         # The check opens every shard, so only one rank does it; if it fails, the others end too.
         if ranks.is_main:
+            _say_what_changed(run)
             _check_queue(run, ranks)
             try:
                 digest = check(config, ranks.world_size).data_digest
@@ -167,7 +169,7 @@ def _train_to_the_end(
 
 def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
     """Upload what the uploader of a finished run has left, if it was killed."""
-    from hpctrain.tracking.pending_upload import left_behind
+    from hpctrain.tracking.meta import left_behind
 
     if tracking.enabled and tracking.upload and left_behind(run.path):
         from hpctrain.tracking.sync import sync
@@ -235,6 +237,17 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
             "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
             "--ntasks-per-node), or leave launch.* out"
+        )
+
+
+def _say_what_changed(run: RunDir) -> None:
+    """Warn if Python or its packages are not those with which the run was asked for."""
+    from hpctrain.runs.code import provenance
+
+    recorded = run.read().provenance  # of its sweep, until the run starts
+    if changed := provenance.changes(Path(recorded) if recorded else run.provenance):
+        log.warning(
+            "Python or its packages have changed since this run was asked for: %s", few(changed, 6)
         )
 
 

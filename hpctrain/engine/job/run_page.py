@@ -26,13 +26,13 @@ _IMAGES = "APPTAINER_CONTAINER", "SINGULARITY_CONTAINER", "ENROOT_IMAGE"
 
 def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, str]:
     """Return the tags; the facts are what `environment` has found."""
-    record = run.read()
+    record, (source, commit) = run.read(), provenance.origin(run.provenance)
     job_ids = dict.fromkeys(attempt.job_id for attempt in record.attempts)
     return {
         # MLflow shows the commit only beside a source.
-        "mlflow.source.name": provenance.source(run.provenance),
+        "mlflow.source.name": source,
         "mlflow.source.type": "JOB" if ranks.job_id else "LOCAL",
-        "mlflow.source.git.commit": provenance.commit(run.provenance),
+        "mlflow.source.git.commit": commit,
         "hpctrain.version": __version__,
         "hpctrain.run": str(run.path),
         "hpctrain.launcher": ranks.launcher,

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from hpctrain.base.names.run_record import Note
-from hpctrain.tracking.tracker import NullTracker, Tracker
+from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class Notes:
         known: Sequence[Note] = (),
         record: Callable[[list[Note]], None] | None = None,
     ) -> None:
-        self._tracker, self._record = tracker or NullTracker(), record
+        self._tracker, self._record = tracker or Tracker(), record
         self._notes = {note.topic: note for note in known}
         self.step = 0
 

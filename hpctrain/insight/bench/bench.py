@@ -131,11 +131,11 @@ def bench_of(
     from hpctrain.engine.steps.place import Place
     from hpctrain.insight.bench.parts import Bench
     from hpctrain.runs.run_dir import RunDir
-    from hpctrain.tracking.tracker import NullTracker
+    from hpctrain.tracking.tracker import Tracker
 
     run, account = RunDir(folder), Account(0.0, ranks.world_size)
     return Bench(
-        lambda stop: build(Place(config, run, ranks, device, NullTracker(), stop, account)),
+        lambda stop: build(Place(config, run, ranks, device, Tracker(), stop, account)),
         *(config.model, config.data, config.precision, config.train.global_batch_size),
         *(ranks, device, steps, hardware),
     )

@@ -108,10 +108,10 @@ def _about(account: RunAccount) -> Iterator[Fact]:
     yield fact("model", made.removeprefix("model ") or account.value("model._target_", ""))
     for content in account.history.data.values() or [account.value("data.path", "")]:
         yield fact("data", content)
-    if commit := provenance.commit(path / "provenance"):
+    source, commit = provenance.origin(path / "provenance")
+    if commit:
         changed = ", with changes that are not committed" * commit.endswith("-dirty")
-        source = mask(provenance.source(path / "provenance"))
-        yield fact("code", f"{source} at `{commit.removesuffix('-dirty')}`{changed}")
+        yield fact("code", f"{mask(source)} at `{commit.removesuffix('-dirty')}`{changed}")
     if account.spans:
         first, last = account.spans[0], account.spans[-1]
         versions = last.facts.environment.items()

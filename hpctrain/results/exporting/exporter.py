@@ -38,7 +38,7 @@ from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, lay
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
-from hpctrain.runs.weights_digest import verified
+from hpctrain.runs.chosen_checkpoint import verified
 
 
 @dataclass(frozen=True)

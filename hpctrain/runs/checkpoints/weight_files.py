@@ -5,9 +5,7 @@
     model.safetensors                     a file
     model.safetensors.index.json, …       a folder of Hugging Face
 
-A safetensors file begins with the size of its header and the header, a JSON object with the dtype,
-the shape and the place of each tensor. This module does not import torch: a login node looks at
-weights before a job is queued.
+This module does not import torch: a login node looks at weights before a job is queued.
 """
 
 import functools
@@ -16,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
+from safetensors import SafetensorError, safe_open
 
 from hpctrain.base.files.disk import LARGEST_JSON, open_regular, parse_json
 from hpctrain.base.files.record import read_bytes
@@ -24,7 +23,6 @@ from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_LONGEST_HEADER = 100_000_000  # the limit of the safetensors library
 _INDEX = ".safetensors.index.json"
 _ADAPTERS = "adapter_config.json"
 
@@ -154,26 +152,15 @@ def _headers(files: Sequence[Path]) -> dict[str, Stored]:
 def _header(path: Path) -> dict[str, Stored]:
     """Return the tensors that the header of a safetensors file lists."""
     try:
-        with open_regular(path, parts=0) as file:
-            size = int.from_bytes(file.read(8), "little")
-            if not 1 < size <= _LONGEST_HEADER:
-                raise ValueError("it does not begin with the size of a header")
-            text = file.read(size)
-        content = parse_json(text)
-        tensors = {
-            str(name): Stored(path, tuple(int(n) for n in facts["shape"]), str(facts["dtype"]))
-            for name, facts in content.items()
-            if name != "__metadata__"
-        }
-        ends = (facts["data_offsets"][1] for n, facts in content.items() if n != "__metadata__")
-        missing = 8 + size + max(ends, default=0) - path.stat().st_size
+        open_regular(path, parts=0).close()  # a FIFO would be waited for
+        with safe_open(path, "numpy") as file:
+            names = file.keys()
+            slices = [(name, file.get_slice(name)) for name in names]
+            return {n: Stored(path, tuple(s.get_shape()), s.get_dtype()) for n, s in slices}
     except OSError as error:
         raise StorageError(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        raise StorageError(f"{path}: not a safetensors file ({error})") from error
-    if missing > 0:
-        raise StorageError(f"{path}: the last {missing} bytes are missing")
-    return tensors
+    except SafetensorError as error:
+        raise StorageError(f"{path}: not a whole safetensors file ({error})") from error
 
 
 def _stamp(path: Path) -> tuple[int, int, int]:

@@ -29,11 +29,9 @@ from hpctrain.errors import ConfigError
 _PRIVATE = (
     *(".env", ".env.*", ".netrc", ".pgpass", ".git-credentials", ".pypirc", ".htpasswd"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ecdsa_sk", "id_ed25519", "id_ed25519_sk"),
-    *("*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx"),
+    *("*.pem", "*.key", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx"),
 )
 _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
-_MAY_BE_KEYS = ("*.pem", "*.key")  # certificates, which are public, have these names as well
-_LONGEST_KEY = 65536  # bytes
 
 
 class Tree(Record, frozen=True):
@@ -58,28 +56,20 @@ class Repo:
     def files(self) -> dict[str, bool]:
         """Return the paths of the code's files, relative to the root, and whether git tracks them.
 
-        These are all tracked files, new files that are not ignored, and ignored modules in the same
-        folders (`_version.py`, compiled extensions), without which imports would fail. Files of
-        submodules, and of other repositories inside that are not ignored, are included.
+        These are all tracked files, also of submodules, new files that are not ignored, and ignored
+        modules in the same folders (`_version.py`, compiled extensions), without which imports
+        would fail. Another repository inside is a name with a slash at its end.
         """
         folders = [os.path.relpath(folder, self.root) for folder in self.used]
         others = ("ls-files", "-z", "--others", "--exclude=*.pyc", "--exclude-standard")
         modules = [f":(glob){folder}/**/*.{end}" for folder in folders for end in ("py", "so")]
-        tracked = self._git("ls-files", "-z", "--cached")
-        new = self._git(*others, "--", *folders)
-        ignored = self._git(*others, "--ignored", "--directory", "--", *modules)
+        tracked = self._git("ls-files", "-z", "--cached", "--recurse-submodules").split("\0")
+        new = self._git(*others, "--", *folders).split("\0")
+        ignored = self._git(*others, "--ignored", "--directory", "--", *modules).split("\0")
         # A name with a slash at its end is a folder that is ignored as a whole.
-        names = {name: False for name in ignored.split("\0") if name and not name.endswith("/")}
-        known = dict.fromkeys(new.split("\0"), False) | dict.fromkeys(tracked.split("\0"), True)
-        known.pop("", None)
-        for name, is_tracked in known.items():
-            inner = self.root / name
-            if inner.is_symlink() or not (inner / ".git").exists():
-                names[name] = is_tracked
-                continue
-            used = [folder for folder in self.used if folder.is_relative_to(inner)]
-            inside = Repo(inner, used or [inner]).files()
-            names |= {os.path.join(name, path): tracks for path, tracks in inside.items()}
+        new += [name for name in ignored if not name.endswith("/")]
+        names = dict.fromkeys(new, False) | dict.fromkeys(tracked, True)
+        names.pop("", None)
         return dict(sorted(names.items()))
 
     def facts(self) -> Tree:
@@ -89,7 +79,8 @@ class Repo:
             commit, branch = self._git("rev-parse", "HEAD", "--abbrev-ref", "HEAD").split()
         except ConfigError:
             commit, branch = "", ""  # nothing was committed yet
-        remote = _remote(self._git("remote", "-v").split("\n")[0])
+        url = "".join(self._git("remote", "-v").split()[1:2])
+        remote = mask(without_credentials(url))
         return Tree(str(self.root), commit, branch, bool(status), remote)
 
     def diff(self) -> str:
@@ -108,16 +99,11 @@ class Repo:
         env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
         try:
             done = subprocess.run(command, capture_output=True, env=env, check=True)
-        except FileNotFoundError:
+        except (FileNotFoundError, subprocess.CalledProcessError) as error:
+            said = os.fsdecode(getattr(error, "stderr", b"git is not on the PATH"))
             raise ConfigError(
-                f"launch.snapshot: git, which lists the files of the code in {self.root}, is not "
-                "on the PATH; launch.snapshot=off works without it"
-            ) from None
-        except subprocess.CalledProcessError as error:
-            message = " ".join(os.fsdecode(error.stderr).split())
-            raise ConfigError(
-                f"launch.snapshot: git cannot read {self.root} ({message}); launch.snapshot=off "
-                "works without it"
+                f"launch.snapshot: git cannot read {self.root} ({' '.join(said.split())}); "
+                "launch.snapshot=off works without it"
             ) from error
         return os.fsdecode(done.stdout)
 
@@ -171,23 +157,9 @@ def _editable() -> list[str]:
     return found
 
 
-def _remote(line: str) -> str:
-    """Return the URL in a line of `git remote -v`, without credentials."""
-    return mask(without_credentials("".join(line.split()[1:2])))
-
-
-def is_private(path: Path) -> bool:
-    """Return whether a file holds secrets, by its name; a key also by its content."""
-    name = path.name
-    if name not in _TEMPLATES and any(fnmatchcase(name, pattern) for pattern in _PRIVATE):
-        return True
-    if not any(fnmatchcase(name, pattern) for pattern in _MAY_BE_KEYS):
-        return False
-    try:
-        with path.open("rb") as file:
-            return b"PRIVATE KEY" in file.read(_LONGEST_KEY)
-    except OSError:
-        return False
+def is_private(name: str) -> bool:
+    """Return whether a file holds secrets, by its name."""
+    return name not in _TEMPLATES and any(fnmatchcase(name, pattern) for pattern in _PRIVATE)
 
 
 @functools.cache
@@ -258,18 +230,15 @@ def changes(folder: Path) -> list[str]:
     return gone + [f"+{line.removeprefix('# ')}" for line in sorted(now - recorded)]
 
 
-def commit(folder: Path) -> str:
-    """Return the commit of the first working tree, with `-dirty` if it has changes; "" if none."""
-    return "".join(each.commit + "-dirty" * each.dirty for each in trees(folder)[:1])
+def origin(folder: Path) -> tuple[str, str]:
+    """Return where the code of the first working tree is from, and its commit.
 
-
-def source(folder: Path) -> str:
-    """Return where the code of the first working tree is from: its remote, or else its path.
-
-    Without any working tree this is "hpctrain".
+    That is its remote, or else its path; without any working tree "hpctrain". The commit has
+    `-dirty` if there are changes; "" if there is none.
     """
-    first = trees(folder)[:1]
-    return first[0].remote or first[0].path if first else "hpctrain"
+    for tree in trees(folder):
+        return tree.remote or tree.path, tree.commit + "-dirty" * tree.dirty
+    return "hpctrain", ""
 
 
 def trees(folder: Path) -> tuple[Tree, ...]:

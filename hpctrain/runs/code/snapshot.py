@@ -7,8 +7,8 @@
 
 A working tree gives the files that git tracks, and new ones that it does not ignore. `output_dir`
 and `data.path`, new files that are large, and files that hold secrets by custom (.env, private
-keys; `provenance.is_private`) are not copied. A copy has no permission that its file
-does not have.
+keys; `provenance.is_private`) are not copied, nor are repositories inside that are no submodules. A
+copy has no permission that its file does not have.
 
 In a job these folders are at the front of PYTHONPATH. Installed packages are not copied because
 they have gigabytes. Their versions are recorded, and the job logs when they have changed.
@@ -145,7 +145,10 @@ def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | No
             full = repo.root / name
             if any(full.is_relative_to(folder) for folder in others):
                 continue
-            if why := _why_not(full, is_tracked):
+            if name.endswith("/"):
+                inside = ": a repository inside another: `git submodule add` or `pip install -e` it"
+                left_out += [f"{full}{inside}"] * all(full != other.root for other in repos)
+            elif why := _why_not(full, is_tracked):
                 left_out.append(f"{full}{why}")
             else:
                 listed[f"{repo.name}/{name}"] = full, repo.root
@@ -182,7 +185,7 @@ def _results(repos: list[Repo], results: Path, data: Path) -> list[Path]:
 
 def _why_not(file: Path, is_tracked: bool) -> str:
     """Return why a file is not copied, for the user; "" if it is."""
-    if is_private(file):
+    if is_private(file.name):
         return ": it may hold secrets; jobs inherit exported variables"
     if not is_tracked and (size := _size(file)) > _LARGE:
         return f" ({size / 1e6:,.0f} MB): `git add` it if the code needs it"

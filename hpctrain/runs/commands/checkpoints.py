@@ -5,7 +5,7 @@ The manifest of a checkpoint says everything but whether its files are as they w
 
 import argparse
 import sys
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -25,69 +25,6 @@ from hpctrain.runs.state.select import add_arguments, select
 _COLUMNS = ("run", "step", "epoch", "saved", "size", "ranks", "kept", "metric", "files")
 
 
-@dataclass(frozen=True)
-class _Row:
-    """One checkpoint."""
-
-    run: Facts
-    path: Path
-    manifest: Manifest | None  # None if it cannot be read
-    kept: str  # why it is kept: it is the latest, or a spare one in case a newer one is damaged
-    # What is wrong, with the name of a file; "" if nothing, None if it is not known.
-    problem: str | None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The last value of every metric when it was saved."""
-        return self.manifest.metrics if self.manifest else {}
-
-    @property
-    def metric(self) -> tuple[str, float] | None:
-        """Name and value of the main metric of the run; None without one."""
-        name = main_metric(self.run.progress.metric, self.metrics)
-        return (name, self.metrics[name]) if name else None
-
-    def cells(self, shared: str) -> list[Cell]:
-        """Return the cells, one for each of _COLUMNS; the metric without the name `shared`."""
-        found, main_metric = self.manifest, self.metric
-        epoch = self.metrics.get("train/epoch")
-        degrees = found.layout if found else {}
-        layout = ", ".join(f"{name} {size}" for name, size in degrees.items())
-        saved = f"{datetime.fromtimestamp(found.time):%d %b %H:%M}" if found else ""
-        state = {None: "", "": "intact"}.get(self.problem, f"DAMAGED: {self.problem}")
-        return [
-            Cell(self.run.name, no_wrap=True),
-            Cell(f"{step_of(self.path):,}"),
-            Cell("" if epoch is None else f"{epoch:g}"),
-            Cell(saved, no_wrap=True),
-            Cell(decimal(found.size) if found else "", no_wrap=True),
-            Cell(f"{found.world_size}" + f" ({layout})" * bool(layout) if found else ""),
-            Cell(self.kept),
-            Cell(
-                "" if main_metric is None else "{} {:.4g}".format(*main_metric).removeprefix(shared)
-            ),
-            Cell(state, style="red" if self.problem else "green"),
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the row for --json."""
-        found, main_metric = self.manifest, self.metric
-        return {
-            "run": str(self.run.path),
-            "checkpoint": str(self.path),
-            "step": step_of(self.path),
-            "epoch": self.metrics.get("train/epoch"),
-            "time": found and found.time,
-            "bytes": found and found.size,
-            "ranks": found and found.world_size,
-            "layout": found and found.layout,
-            "kept": self.kept,
-            "metric": main_metric and main_metric[0],
-            "metrics": self.metrics,
-            "problem": self.problem,
-        }
-
-
 def main(argv: list[str]) -> int:
     """Print the table; return the exit code: 1 if a checkpoint is damaged."""
     parser = argparse.ArgumentParser(
@@ -103,46 +40,78 @@ def main(argv: list[str]) -> int:
     )
     options = parser.parse_args(argv)
     runs = [Facts.read(path) for path in select(options.dir, options.runs)]
-    rows = [row for run in runs for row in look(run, verify=options.verify)]
+    rows = [row for run in runs for row in _facts(run, verify=options.verify)]
     if options.json:
-        print_json([row.facts() for row in rows])
+        print_json(rows)
     else:
         _show(rows)
     damaged = [run.damage for run in runs if run.damage]
-    damaged += [f"{row.path}: {row.problem}" for row in rows if row.problem]
+    damaged += [f"{row['checkpoint']}: {row['problem']}" for row in rows if row["problem"]]
     for problem in damaged:
         print(printable(f"damaged: {problem}"), file=sys.stderr)
     return 1 if damaged else 0
 
 
-def look(run: Facts, *, verify: bool) -> list[_Row]:
-    """Return the checkpoints of a run, the newest first; to `verify` is to read all files."""
-    rows = []
+def _facts(run: Facts, *, verify: bool) -> Iterator[dict[str, Any]]:
+    """Yield what --json tells of each checkpoint, the newest first; to `verify` reads all files.
+
+    `kept` is why it is kept: it is the latest, or a spare one in case a newer one is damaged.
+    `problem` is what is wrong, "" if nothing is, and None if that is not known.
+    """
     best = best_step(run.path, run.record)
     for number, path in enumerate(checkpoints(run.path / "checkpoints")):
-        manifest, problem = None, damage(path) if verify else None
+        found, problem = None, damage(path) if verify else None
         try:
-            manifest = Manifest.read(path)
-            problem = problem if manifest.healthy else NOT_HEALTHY
+            found = Manifest.read(path)
+            problem = problem if found.healthy else NOT_HEALTHY
         except StorageError as error:
             problem = str(error).removeprefix(f"{path}/")
         kept = "spare" if number else "latest"
         if path.name == step_name(best):
             kept = "best" if number else "latest, best"
-        rows.append(_Row(run, path, manifest, kept, problem))
-    return rows
+        metrics = found.metrics if found else {}
+        yield {
+            "run": str(run.path),
+            "checkpoint": str(path),
+            "step": step_of(path),
+            "epoch": metrics.get("train/epoch"),
+            "time": found and found.time,
+            "bytes": found and found.size,
+            "ranks": found and found.world_size,
+            "layout": found and found.layout,
+            "kept": kept,
+            "metric": main_metric(run.progress.metric, metrics) or None,
+            "metrics": metrics,
+            "problem": problem,
+        }
 
 
-def _show(rows: list[_Row]) -> None:
+def _show(rows: list[dict[str, Any]]) -> None:
+    """Print the table; a metric that all checkpoints share is named once, in its head."""
     if not rows:
         print("no checkpoints here")
         return
-    size = decimal(sum(row.manifest.size for row in rows if row.manifest))
+    size = decimal(sum(row["bytes"] or 0 for row in rows))
     print(f"{len(rows)} checkpoint{'s' * (len(rows) > 1)}, {size}")
-    metrics = {row.metric[0] for row in rows if row.metric}
+    metrics = {row["metric"] for row in rows if row["metric"]}
     shared = metrics.pop() if len(metrics) == 1 else ""
-    titles = [shared or "metric" if title == "metric" else title for title in _COLUMNS]
-    table = Table(*titles)
+    table = Table(*(shared or title if title == "metric" else title for title in _COLUMNS))
     for row in rows:
-        table.add_row(*row.cells(f"{shared} "))
+        layout = ", ".join(f"{name} {size}" for name, size in (row["layout"] or {}).items())
+        ranks = f"{row['ranks']}" + f" ({layout})" * bool(layout)
+        saved = row["time"] and f"{datetime.fromtimestamp(row['time']):%d %b %H:%M}"
+        metric, problem = row["metric"], row["problem"]
+        last = f"{metric} {row['metrics'][metric]:.4g}" if metric else ""
+        state = {None: "", "": "intact"}.get(problem, f"DAMAGED: {problem}")
+        table.add_row(
+            Cell(Path(row["run"]).name, no_wrap=True),
+            f"{row['step']:,}",
+            "" if row["epoch"] is None else f"{row['epoch']:g}",
+            Cell(saved or "", no_wrap=True),
+            Cell("" if row["bytes"] is None else decimal(row["bytes"]), no_wrap=True),
+            "" if row["ranks"] is None else ranks,
+            row["kept"],
+            Cell(last.removeprefix(f"{shared} ")),
+            Cell(state, style="red" if problem else "green"),
+        )
     Console().print(table)

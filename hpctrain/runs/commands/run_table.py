@@ -15,8 +15,7 @@ from hpctrain.runs.code import trained_code
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
-from hpctrain.tracking.meta import Uploaded
-from hpctrain.tracking.pending_upload import left_behind
+from hpctrain.tracking.meta import Uploaded, left_behind
 
 _PROBLEMS = 3
 """The most lines about uploads and the like."""
@@ -88,17 +87,6 @@ class Row:
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
 
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The last value of every metric; those of the result and of evaluations count."""
-        values = {
-            **self.run.progress.metrics,
-            **(self.run.record.result or {}),
-            **self.run.evaluated,
-        }
-        values.pop("step", None)
-        return values
-
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""
         return {column.name: column.value(self) for column in _COLUMNS}
@@ -165,7 +153,7 @@ _COLUMNS = (
     _Column("changed_code", lambda row: row.changed_code),
     _Column("metric", lambda row: (metric(row.run) or (None,))[0], "metric", _metric, 3),
     _Column("best", _best_value, "best", _best, 8),
-    _Column("metrics", lambda row: row.metrics),
+    _Column("metrics", lambda row: row.run.metrics),
 )
 _SHOWN = [column for column in _COLUMNS if column.heading]
 

@@ -89,6 +89,13 @@ class Facts:
         self.left_at = max(known) or None
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The last value of every metric; those of the result and of evaluations count."""
+        values = {**self.progress.metrics, **(self.record.result or {}), **self.evaluated}
+        values.pop("step", None)
+        return values
+
+    @property
     def link(self) -> str:
         """The place of the job in its chain, such as "link 2 of 3"; "" without a chain."""
         array, jobs = self.job_id.partition("_")[0], self.chain

@@ -60,11 +60,6 @@ def described(error: BaseException) -> str:
     return mask(f"{name}{error}".replace("\0", "\\0"))  # no record has NUL in a text
 
 
-def path(run: Path) -> Path:
-    """Return the file with the error of the first rank that failed."""
-    return Failure.path(run)
-
-
 @contextmanager
 def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.
@@ -90,7 +85,7 @@ def _record(run: Path, key: AttemptKey, error: BaseException) -> None:
         log.error("the error of this rank follows from this: %s", said)
     elif follows and isinstance(error, JoinError):  # nobody has left a group that never was
         cause, follows = CODE, False
-    if run.is_dir() and not follows and read(run, key) is None:
+    if run.is_dir() and not follows and first(run, key) is None:
         at = frames.place(frames.of_error(error))
         failure = Failure(*key, error=text, time=time.time(), cause=cause.name, host=host, frame=at)
         with suppress(OSError):
@@ -98,9 +93,9 @@ def _record(run: Path, key: AttemptKey, error: BaseException) -> None:
 
 
 def cause(run: Path, key: AttemptKey) -> str | None:
-    """Return what `read` does, or else which rank was found dead, or not to get on."""
-    hang = Hang.of(run, key, _begun(key))
-    return read(run, key) or (hang.sentence if hang else None)
+    """Return the error that `first` does, or else which rank was found dead, or not to get on."""
+    error, hang = first(run, key), Hang.of(run, key, _begun(key))
+    return error.error if error else hang.sentence if hang else None
 
 
 def _wait_for_cause(run: Path, key: AttemptKey) -> str | None:
@@ -109,12 +104,6 @@ def _wait_for_cause(run: Path, key: AttemptKey) -> str | None:
     while (found := cause(run, key)) is None and time.monotonic() < end:
         time.sleep(0.1)
     return found
-
-
-def read(run: Path, key: AttemptKey) -> str | None:
-    """Return the text of the error that `first` returns."""
-    found = first(run, key)
-    return None if found is None else found.error
 
 
 def first(run: Path, key: AttemptKey) -> Failure | None:

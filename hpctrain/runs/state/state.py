@@ -115,7 +115,7 @@ def eta_s(run: Facts, now: float) -> float | None:
 
 def metric(run: Facts) -> tuple[str, float] | None:
     """Return the name and the last value of the run's main metric; None without one."""
-    values = {**run.progress.metrics, **(run.record.result or {}), **run.evaluated}
+    values = run.metrics
     name = main_metric(run.progress.metric, values)
     return (name, float(values[name])) if name else None
 

@@ -35,11 +35,6 @@ IDLE = "the monitor"
 """Who asks if the devices are idle and `monitor.idle_action` is stop, as the user has wished."""
 
 
-def stop_file(run: Path) -> Path:
-    """Return the path of the stop request in the run directory `run`."""
-    return StopRequest.path(run)
-
-
 def write(run: Path, by: str) -> None:
     """Ask a run, in the name of a user, to save and to stop for good."""
     StopRequest(by=by, time=time.time()).put(run)
@@ -53,10 +48,5 @@ def read(run: Path, since: float = 0.0) -> StopRequest | None:
     request = StopRequest.get(run)
     if request is None:
         with suppress(OSError):
-            request = StopRequest(by="a file", time=stop_file(run).lstat().st_mtime)
+            request = StopRequest(by="a file", time=StopRequest.path(run).lstat().st_mtime)
     return request if request and request.time >= since else None
-
-
-def clear(run: Path) -> None:
-    """Delete the stop request, if there is one."""
-    StopRequest.drop(run)

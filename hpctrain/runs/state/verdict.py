@@ -241,7 +241,7 @@ def after_srun(
     if not begun:
         facts: dict[str, Any] = key._asdict()
         if error:  # `logs` shows what was written since the start
-            facts["started"] = failure.path(run.path).stat().st_mtime
+            facts["started"] = failure.Failure.path(run.path).stat().st_mtime
         run.begin_attempt(launcher="slurm", first_step=last, **facts)
         known = run.read()
     if silent:  # the job may go on with other runs, so Slurm does not tell it

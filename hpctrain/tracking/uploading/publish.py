@@ -2,7 +2,8 @@
 
     artifact   a file of the run directory: an image, a figure
     dataset    the data that the run trains on, as MLflow's dataset input
-    status     the texts of `run_files`: config, logs
+    status     texts without secrets, also for a run that was killed: at the start of an attempt
+               config.yaml and provenance/*, at its end the tails of logs
 
 All of this can be sent twice without a trace: a file replaces itself, and MLflow knows an input
 by its name and digest. Metrics, params, tags and the status do not wait for it: the store of the
@@ -12,16 +13,23 @@ tried again later: uploaded.json has a position of its own for files.
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hpctrain.tracking.page import run_files
+from hpctrain.base.files.disk import open_regular
+from hpctrain.base.secrets import mask
 from hpctrain.tracking.uploading.mlrun import DeletedError, MlflowRun
 
 log = logging.getLogger(__name__)
 
 _LONGEST_DIGEST = 36  # characters: MLflow's limit
+_MOST_BYTES = 1 << 20  # of a text
+_TAIL = 64 << 10  # bytes of a log
+_MOST_LOGS = 8
+_LOG = re.compile(r"(?P<job>.+?)(\.rank|_)(?P<rank>\d+)(\.log|_log\.out)$")
+_ERROR = re.compile(r"^(Traceback \(most|error: |\[rank\d+\]: Traceback|Fatal Python)", re.M)
 
 
 class _HopelessError(Exception):
@@ -38,9 +46,9 @@ def publish(run: MlflowRun, run_dir: Path, body: Mapping[str, Any]) -> bool:
         case "status":
             status = body["status"]
             texts = (
-                run_files.at_start(run_dir)
+                _at_start(run_dir)
                 if status == "RUNNING"
-                else run_files.at_end(run_dir, failed=status in ("FAILED", "KILLED"))
+                else _at_end(run_dir, failed=status in ("FAILED", "KILLED"))
             )
             sent = [
                 _tolerant(name, lambda: run.send_text(content, name))  # noqa: B023
@@ -103,3 +111,54 @@ def _dataset(run: MlflowRun, body: Mapping[str, Any]) -> None:
     )
     context = InputTag("mlflow.data.context", str(body["context"]))
     run.call_once("log_inputs", datasets=[DatasetInput(data, [context])])
+
+
+def _at_start(run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the config, and of where code and packages are from."""
+    for path in (run_dir / "config.yaml", *sorted((run_dir / "provenance").glob("*"))):
+        content = _end_of(path, _MOST_BYTES, parts=len(path.relative_to(run_dir).parts))
+        if content:
+            yield str(path.relative_to(run_dir)), content
+
+
+def _at_end(run_dir: Path, failed: bool) -> Iterator[tuple[str, str]]:
+    """Yield name and content of the ends of the logs.
+
+    If the attempt has failed, logs of other ranks that have an error are there as well.
+    """
+    for path in _logs(run_dir / "logs", failed):
+        if content := _end_of(path, _TAIL):
+            yield f"logs/{path.name}", content
+
+
+def _logs(folder: Path, failed: bool) -> list[Path]:
+    """Return the logs to show: that of rank 0, and after a failure those that have an error."""
+    dated = [
+        (path.lstat().st_mtime, int(match["rank"]), path)
+        for path in folder.glob("*")
+        if (match := _LOG.match(path.name))
+    ]
+    dated.sort(reverse=True)
+    main = [path for _, rank, path in dated if rank == 0][:1]
+    if not failed:
+        return main
+    others = (path for _, rank, path in dated if rank)
+    wrong = [path for path in others if _ERROR.search(_end_of(path, _TAIL))]
+    return main + wrong[: _MOST_LOGS - len(main)]
+
+
+def _end_of(path: Path, size: int, parts: int = 2) -> str:
+    """Return the end of a text file without secrets; "" if it is a link or no regular file.
+
+    A link of somebody else could lead to a private file of the user who uploads the run.
+    """
+    try:
+        with open_regular(path, parts) as file:
+            whole = file.seek(0, 2)
+            file.seek(max(0, whole - size))
+            content = file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
+    if whole > size:
+        content = f"... (only the last {size >> 10} KiB)\n{content.partition(chr(10))[2]}"
+    return mask(content)

@@ -17,10 +17,9 @@ from hpctrain.errors import DamageError
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import JournalRecord, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known
-from hpctrain.tracking.page.nodes import Nodes
-from hpctrain.tracking.uploading.beside_journal import SystemMetrics
 from hpctrain.tracking.uploading.journal_facts import JournalFacts
 from hpctrain.tracking.uploading.mlrun import BATCH, DeletedError, MlflowRun, Point
+from hpctrain.tracking.uploading.nodes import Nodes, SystemMetrics
 from hpctrain.tracking.uploading.publish import publish
 
 log = logging.getLogger(__name__)

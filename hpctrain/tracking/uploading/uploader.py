@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hpctrain.base.processes import child
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.alerts.alerts import Alerts
+from hpctrain.tracking.alerts import Alerts
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock

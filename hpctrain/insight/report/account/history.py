@@ -14,10 +14,12 @@ from array import array
 from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
-from hpctrain.tracking import columns
-from hpctrain.tracking.journal import JournalRecord, journal_path
+from hpctrain.tracking import journal
+from hpctrain.tracking.journal import journal_path
 
 
 @dataclass
@@ -36,8 +38,7 @@ class Series:
         return [value for value in self.values if math.isfinite(value)]
 
 
-@dataclass(frozen=True)
-class TimeRecord:
+class TimeRecord(NamedTuple):
     """Where the time of an attempt went until this record, in seconds since its process began."""
 
     time: float
@@ -54,7 +55,7 @@ class TimeRecord:
 class History:
     """What a journal tells."""
 
-    metrics: dict[str, Series] = field(default_factory=dict)  # without superseded values
+    path: Path  # of the journal
     # Where time went, in the order of the journal.
     times: list[TimeRecord] = field(default_factory=list)
     # Time and step of every record of metrics, also of superseded ones.
@@ -64,9 +65,6 @@ class History:
     damaged: int = 0  # places that are no records
     # The steps at which an attempt after the first one has reported first.
     restarts: list[int] = field(default_factory=list)
-    _end: int = 0  # of the records so far
-    _attempt: int = 1
-    _places: list[int] = field(default_factory=list)  # of the records of metrics
     data: dict[str, str] = field(default_factory=dict)  # by the name of the data set
 
     @classmethod
@@ -75,38 +73,43 @@ class History:
 
         A last line that was cut off, and lines that are no records, are left out and counted.
         """
-        history, path = cls(), journal_path(run_dir)
-        steps, keys, values = columns.read(path, history._add)
-        for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
-            if (series := history.metrics.get(key)) is None:
-                series = history.metrics[key] = Series()
-            series.steps.append(step)
-            series.values.append(value)
+        history, place, attempt = cls(journal_path(run_dir)), 0, 1
+        places = list[int]()  # of the records of metrics
+        for begin, end, body in journal.outlines(history.path):
+            history.damaged += begin != place
+            place = end
+            if body.kind == "metrics":
+                history.reported.append((body.time, body.step))
+                if body.attempt > attempt:
+                    attempt = body.attempt
+                    history.restarts.append(body.step)
+                places.append(begin)
+            elif body.kind == "time":
+                history.times.append(TimeRecord(body.time, body.step, body.seconds))
+            elif body.kind == "dataset":
+                counts = ", ".join(f"{n:,} {split}" for split, n in body.samples.items())
+                history.data[body.name] = f"{body.source} ({counts} samples)"
+            elif body.kind == "superseded":
+                before = bisect_left(places, body.begin)
+                kept = history.reported[before - 1][1] if before else 0
+                history.rewinds.append((body.time, kept))
         with suppress(OSError):
-            history.damaged += path.stat().st_size > history._end
+            history.damaged += history.path.stat().st_size > place
         return history
 
-    def _add(self, record: JournalRecord) -> None:
-        """Note what a record tells besides its metrics."""
-        self.damaged += record.start != self._end
-        self._end = record.end
-        body, kind = record.body, record.body["kind"]
-        if kind == "metrics":
-            step, attempt = body["step"], body["attempt"]
-            self.reported.append((body["time"], step))
-            if attempt > self._attempt:
-                self._attempt = attempt
-                self.restarts.append(step)
-            self._places.append(record.start)
-        elif kind == "time":
-            self.times.append(TimeRecord(body["time"], body["step"], body["seconds"]))
-        elif kind == "dataset":
-            counts = ", ".join(f"{int(n):,} {split}" for split, n in body["samples"].items())
-            self.data[str(body["name"])] = f"{body['source']} ({counts} samples)"
-        elif kind == "superseded":
-            before = bisect_left(self._places, int(body["from"]))
-            kept = self.reported[before - 1][1] if before else 0
-            self.rewinds.append((float(body["time"]), kept))
+    @cached_property
+    def metrics(self) -> dict[str, Series]:
+        """The metrics by name, without superseded values; they are read when they are needed."""
+        from hpctrain.tracking import columns  # numpy takes longer to import than ten runs to read
+
+        found: dict[str, Series] = {}
+        steps, keys, values = columns.read(self.path)
+        for step, key, value in zip(steps.tolist(), keys.tolist(), values.tolist(), strict=True):
+            if (series := found.get(key)) is None:
+                series = found[key] = Series()
+            series.steps.append(step)
+            series.values.append(value)
+        return found
 
     def series(self, name: str) -> Series:
         """Return a metric; empty if the run has none of this name."""

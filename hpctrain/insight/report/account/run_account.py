@@ -127,11 +127,10 @@ class RunAccount:
     @property
     def metric(self) -> str:
         """The main metric: the one of the config if the run has it, or another evaluation's."""
-        wanted = str(self.config.get("metric") or "val/accuracy")
-        return (
-            main_metric(wanted, {*self.history.metrics, *(self.facts.record.result or {})})
-            or wanted
-        )
+        wanted, result = str(self.config.get("metric") or "val/accuracy"), self.facts.record.result
+        if wanted in (result or {}):
+            return wanted
+        return main_metric(wanted, {*self.history.metrics, *(result or {})}) or wanted
 
     def has_result(self, metric: str) -> bool:
         """Return whether the run has finished with a finite value of a metric."""
@@ -140,7 +139,7 @@ class RunAccount:
     def final(self, metric: str) -> float:
         """Return the last value of a metric; NaN if the run has none."""
         result = self.facts.record.result or {}
-        value = result.get(metric, self.history.series(metric).last())
+        value = result[metric] if metric in result else self.history.series(metric).last()
         return math.nan if value is None else float(value)
 
     def hosts(self, span: Span) -> list[str]:
@@ -211,7 +210,7 @@ def _account(facts: Facts, booked: dict[str, list[Allocation]] | None, now: floa
     queue, why = _queue(facts, own, found, now)
     config, damage = dict[str, Any](), list[str]()
     try:
-        config = values_of(facts.path / "config.yaml")
+        config = values_of(facts.path / "config.yaml", facts.record)
     except ConfigError as error:
         damage = [str(error)]
     account = RunAccount(*(facts, state, config, history, usage, found, queue, unused, now))

@@ -141,7 +141,13 @@ def _divide(span: Span, kept: float, rewinds: list[tuple[float, int]]) -> None:
     }
     for name, value in before.items():
         parts[name] += value
-    for old, new in pairwise([TimeRecord(began, span.first_step, before), *span.records]):
+    # Where nothing was lost, the last record has it all.
+    whole = not rewinds and last.step <= kept
+    told = [
+        TimeRecord(began, span.first_step, before),
+        *(span.records[-1:] if whole else span.records),
+    ]
+    for old, new in pairwise(told):
         last_kept = min([kept, *(step for time, step in rewinds if time > new.time)])
         back = (step for time, step in rewinds if old.time < time <= new.time)
         share = _kept_share(min([old.step, *back]), new.step, last_kept)

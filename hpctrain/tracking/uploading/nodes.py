@@ -1,6 +1,8 @@
-"""The upload of metrics that are not in the journal: the samples of the nodes.
+"""What the monitors of the nodes have written, which is not in the journal: metrics and tags.
 
     monitor/n01.jsonl ── system/n01/gpu_0_utilization_percentage ... ── MLflow's "System metrics"
+                      ── hpctrain.node.n01  driver=570.1, gpu_0=NVIDIA H100, kernel=6.8.0
+    monitor/n01.idle  ── hpctrain.idle      n01: gpu_0 below 5% for 30 minutes
 
 Each value is stored once, however often the uploader is killed: MLflow has a tag with the position
 in each file, sent in the same batch as the values before it. See `hpctrain.insight.monitor`.
@@ -11,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.names.run_record import Hang
+from hpctrain.base.secrets import mask
 from hpctrain.tracking import samples
 from hpctrain.tracking.uploading.mlrun import BATCH, MlflowRun, Point
 
@@ -63,3 +67,35 @@ class SystemMetrics:
 def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
     for name, value in sample.metrics.items():
         yield Point(f"system/{node}/{name}", value, sample.time, sample.number)
+
+
+_MOST_NODES = 64
+
+
+class Nodes:
+    """The nodes of a run."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._facts: dict[str, Mapping[str, str]] = {}  # the newest of each node
+        self._read: dict[str, int] = {}
+        self._tags: dict[str, str] = {}
+
+    def new_tags(self) -> dict[str, str]:
+        """Return the tags that this object has not returned before, with these values."""
+        for node, sample in samples.new(self._run_dir, self._read):
+            self._read[node] = sample.end
+            if sample.facts:
+                self._facts[node] = sample.facts
+        found = {
+            f"hpctrain.node.{node}": ", ".join(f"{name}={value}" for name, value in facts.items())
+            for node, facts in [*self._facts.items()][:_MOST_NODES]
+        }
+        if idle := "; ".join(text for _, text in samples.idle(self._run_dir).values()):
+            found["hpctrain.idle"] = idle
+        if hang := Hang.get(self._run_dir):
+            found["hpctrain.hang"] = hang.sentence
+        found = {key: mask(value) for key, value in found.items()}
+        new = {key: value for key, value in found.items() if self._tags.get(key) != value}
+        self._tags |= new
+        return new

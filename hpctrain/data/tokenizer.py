@@ -18,7 +18,8 @@ from typing import Any, Self
 import numpy as np
 
 from hpctrain.base.files.disk import parse_json
-from hpctrain.data.places.origin import Origin, load_index, read_blocks
+from hpctrain.data.places.origin import Origin, read_blocks
+from hpctrain.data.shards.index import load_index
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
 

@@ -13,8 +13,7 @@ import xxhash
 
 from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import DataConfig, TrainConfig
-from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.shards.index import FILE, Index
+from hpctrain.data.shards.index import FILE, Index, is_url, load_index
 from hpctrain.errors import ConfigError, DataError, about
 
 

@@ -21,7 +21,7 @@ from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.opening import OTHERS
 from hpctrain.data.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.data.shards.storage.file import Damaged
-from hpctrain.data.shards.storage.inside import Circle, Elsewhere, walk
+from hpctrain.data.shards.storage.layout import Circle, Elsewhere, walk
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpctrain.base.files.disk import kind_of
 from hpctrain.base.units import readable
-from hpctrain.data.places.origin import is_url
-from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.index import Shard, is_url
 from hpctrain.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:

@@ -111,11 +111,11 @@ class Decoded(PerProcess, Source):
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
-        filled = dict(out or {})
-        pixels = filled.pop(self._field, None)
-        rows = dict(self._source.read(indices, filled))
+        others = out and {name: array for name, array in out.items() if name != self._field}
+        rows = dict(self._source.read(indices, others))
         images: Any = rows[self._field]
         options = self._options | {"samples": indices.tolist(), "pool": self._pool}
+        pixels = None if out is None else out[self._field]
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
 

@@ -206,13 +206,15 @@ class OpenShards:
             with self._changed:
                 if datasets is not self._datasets:
                     continue
-                open_then = len(datasets.layouts) + len(missing)
-                if datasets.layouts and open_then > self._limit(datasets):
+                # Another thread may have opened some meanwhile.
+                each = zip(missing, paths, stamps, strict=True)
+                new = [one for one in each if not datasets.is_open[one[0]]]
+                open_then = len(datasets.layouts) + len(new)
+                if new and datasets.layouts and open_then > self._limit(datasets):
                     self._retire(datasets)
                     continue
-                for shard, path, stamp in zip(missing, paths, stamps, strict=True):
-                    if not datasets.is_open[shard]:
-                        datasets.add(shard, self._layout(shard, path, stamp))
+                for shard, path, stamp in new:
+                    datasets.add(shard, self._layout(shard, path, stamp))
                 datasets.users += 1
                 return datasets
 

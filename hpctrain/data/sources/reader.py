@@ -22,14 +22,13 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from hpctrain.base.forks import PerProcess
-from hpctrain.data.places.origin import is_url, load_index
 from hpctrain.data.places.placement import ShardPlace, open_place
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.index import Index, Shard, is_url, load_index
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.data.source import SampleId, Source, fixed_size
+from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.opened import IO, OpenShards
 from hpctrain.errors import DataError
@@ -86,7 +85,7 @@ class Reader(PerProcess, Source):
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
-        found = fixed_size(self.fields, len(rows), out)
+        found = new_arrays(self.fields, len(rows)) if out is None else out
 
         def read(part: slice, datasets: Datasets) -> dict[str, Ragged]:
             for name, array in found.items():

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.places.origin import load_index
-from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.index import Shard, load_index
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows

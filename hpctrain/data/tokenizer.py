@@ -19,7 +19,7 @@ import numpy as np
 
 from hpctrain.base.files.disk import parse_json
 from hpctrain.data.places.origin import Origin, read_blocks
-from hpctrain.data.shards.index import load_index
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
 

@@ -13,7 +13,8 @@ import xxhash
 
 from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import DataConfig, TrainConfig
-from hpctrain.data.shards.index import FILE, Index, is_url, load_index
+from hpctrain.data.places.placement import load_index
+from hpctrain.data.shards.index import FILE, Index, is_url
 from hpctrain.errors import ConfigError, DataError, about
 
 

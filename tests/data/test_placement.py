@@ -14,9 +14,9 @@ import pytest
 from hpctrain.base.files.disk import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.depot import job_memory
-from hpctrain.data.places.placement import Folder, open_place
+from hpctrain.data.places.placement import Folder, load_index, open_place
 from hpctrain.data.places.stage import Stage
-from hpctrain.data.shards.index import Index, load_index
+from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, StorageError
 from tests.written import write_shards
 
@@ -157,7 +157,7 @@ def test_a_package_that_is_missing(package, words):
     # In another process, where it cannot be imported even if it is installed.
     code = (
         f"import sys; sys.modules['{package}'] = None\n"
-        "from hpctrain.data.shards.index import load_index\n"
+        "from hpctrain.data.places.placement import load_index\n"
         "load_index('s3://bucket/set')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

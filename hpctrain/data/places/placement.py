@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpctrain.base.files.disk import kind_of
 from hpctrain.base.units import readable
-from hpctrain.data.shards.index import Shard, is_url
+from hpctrain.data.shards.index import Index, Shard, is_url
 from hpctrain.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ class Folder(ShardPlace):
     def path(self, shard: Shard) -> Path:
         """See `ShardPlace`."""
         return self.folder / shard.path
+
+
+def load_index(source: str | Path) -> Index:
+    """Read the index of a data set in a folder or at a URL."""
+    if not is_url(source):
+        return Index.load(Path(source))
+    from hpctrain.data.places.origin import index_at
+
+    return index_at(str(source))
 
 
 def open_place(

@@ -265,15 +265,6 @@ def is_url(source: str | Path) -> bool:
     return _URL.match(str(source)) is not None
 
 
-def load_index(source: str | Path) -> Index:
-    """Read the index of a data set in a folder or at a URL."""
-    if not is_url(source):
-        return Index.load(Path(source))
-    from hpctrain.data.places.origin import index_at
-
-    return index_at(str(source))
-
-
 class _Head(Record, frozen=True):
     format: str = ""
     version: int = 0

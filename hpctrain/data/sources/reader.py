@@ -22,10 +22,10 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from hpctrain.base.forks import PerProcess
-from hpctrain.data.places.placement import ShardPlace, open_place
+from hpctrain.data.places.placement import ShardPlace, load_index, open_place
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.index import Index, Shard, is_url, load_index
+from hpctrain.data.shards.index import Index, Shard, is_url
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, new_arrays

@@ -20,9 +20,9 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
-from hpctrain.data.places.placement import ShardPlace, open_place
+from hpctrain.data.places.placement import ShardPlace, load_index, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.shards.index import Index, Shard, Statistics, load_index
+from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.engine.parallel.mesh import Mesh

@@ -41,7 +41,7 @@ NO_HYDRA = (
 # shuffle of `repack`, the pictures of `images` and the reading of shards are those of a training.
 FORMAT = (
     "base config.gone errors data.places.verification data.shards data.samplers.groups "
-    "data.samplers.order data.sources.images data.sources.reader"
+    "data.samplers.order data.sources.images data.sources.reader data.tokenizer"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
 

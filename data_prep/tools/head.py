@@ -9,9 +9,9 @@ import numpy as np
 
 from data_prep import console
 from data_prep.datasets.dataset import DataSet, reader_of
-from data_prep.formats.text.tokens import FILE as TOKENIZER
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
+from hpctrain.data.tokenizer import FILE, loaded
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
@@ -73,14 +73,9 @@ def _is_tokens(field: Field) -> bool:
 
 def _tokenizer(data: DataSet) -> Any:
     """Return the tokenizer that `text` has written beside the shards, or None."""
-    file = data.folder / TOKENIZER
-    if not file.is_file():
-        return None
     try:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(file))
-    except Exception:  # not installed, or no tokenizer: then only the numbers are shown
+        return loaded((data.folder / FILE).read_text(encoding="utf-8"))
+    except Exception:  # not there, not installed, or no tokenizer: then only numbers are shown
         return None
 
 

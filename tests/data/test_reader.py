@@ -294,7 +294,7 @@ from hpctrain.data.sources.reader import Reader
 reader = Reader(Path(sys.argv[1]), "train")
 indices = np.arange(50)[::-1]
 before = reader.read(indices)
-reader._lock.acquire()              # another thread seems to hold the lock when we fork
+reader.opened._changed.acquire()            # another thread seems to hold the lock when we fork
 children = []
 for _ in range(3):
     child = os.fork()
@@ -304,7 +304,7 @@ for _ in range(3):
             assert all((rows[name] == before[name]).all() for name in ("image", "score"))
         os._exit(0)
     children.append(child)
-reader._lock.release()
+reader.opened._changed.release()
 for _ in range(10):
     assert (reader.read(indices)["score"] == before["score"]).all()
 assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3

@@ -12,7 +12,6 @@ unchanged files: see `hpctrain.data.sources.opened`.
 Threads may share a reader.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -47,7 +46,7 @@ class Reader(PerProcess, Source):
     With `first_use` a shard is compared with its digest when it is first opened.
     """
 
-    OWN = ("_lock", "_opened")
+    OWN = ("opened",)
 
     def __init__(
         self,
@@ -74,8 +73,11 @@ class Reader(PerProcess, Source):
         super().__init__()
 
     def _begin(self) -> None:
-        self._opened: OpenShards | None = None
-        self._lock = threading.Lock()
+        # The shards that this process has open; none before the first read.
+        self.opened = OpenShards(
+            *(self.shards, self._place, self.fields),
+            *(self._io, self._since_ns, self._first_use),
+        )
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -197,18 +199,6 @@ class Reader(PerProcess, Source):
                 for name, field in self.fields.items():
                     if not field.variable:
                         datasets.will_need(name, shard, low, high)
-
-    @property
-    def opened(self) -> OpenShards:
-        """The shards that this process has open."""
-        if self._opened is None:
-            with self._lock:
-                if self._opened is None:
-                    self._opened = OpenShards(
-                        *(self.shards, self._place, self.fields),
-                        *(self._io, self._since_ns, self._first_use),
-                    )
-        return self._opened
 
     def _in_parts(self, shards: Int64s, read: Callable[[slice, Datasets], T]) -> list[T]:
         """Return what `read` returns for parts of `shards`, as many as may be open at once."""

@@ -133,12 +133,13 @@ def test_a_url_needs_room_for_all_shards(memory, source, shards, tmp_path, monke
     open_place(memory, "auto", shards, folder=tmp_path).close()
 
 
-def test_no_data_set_at_a_url(memory):
+@pytest.mark.usefixtures("memory")
+def test_no_data_set_at_a_url():
     with pytest.raises(DataError, match=r"memory://bucket has no index.json: it is not a finished"):
         load_index("memory://bucket")
-    fsspec.filesystem("memory").pipe("/bucket/set/index.json", b"{")
-    with pytest.raises(DataError, match=r"memory://bucket/set/index.json is damaged: it is not"):
-        load_index(memory)
+    fsspec.filesystem("memory").pipe("/bucket/cut/index.json", b"{")
+    with pytest.raises(DataError, match=r"memory://bucket/cut/index.json is damaged: it is not"):
+        load_index("memory://bucket/cut")
 
 
 def test_an_unknown_protocol():

@@ -61,7 +61,9 @@ class Reader(PerProcess, Source):
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.split, self.index = split, index or load_index(folder)
-        self.fields: Mapping[str, Field] = self._select(fields)
+        self.fields: Mapping[str, Field] = self.index.fields
+        if fields is not None:
+            self.fields = self._select(fields)
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
@@ -206,16 +208,14 @@ class Reader(PerProcess, Source):
         parts = [slice(first, first + size) for first in range(0, max(1, len(shards)), size)]
         return [opened.read(shards[part], partial(read, part)) for part in parts]
 
-    def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
-        known = self.index.fields
-        chosen = list(known if names is None else names)
-        for name in chosen:
+    def _select(self, names: Iterable[str]) -> dict[str, Field]:
+        known, found = self.index.fields, {}
+        for name in names:
             if name not in known:
-                raise DataError(
-                    f"{self.folder} has no field {name!r}; it has "
-                    + ", ".join(f"{known_name} {field}" for known_name, field in known.items())
-                )
-        return {name: known[name] for name in chosen}
+                there = ", ".join(f"{other} {field}" for other, field in known.items())
+                raise DataError(f"{self.folder} has no field {name!r}; it has {there}")
+            found[name] = known[name]
+        return found
 
     def _read_ragged(self, datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> Ragged:
         starts, stops = _places(datasets, name, shards, rows)

@@ -52,7 +52,7 @@ class DataSet:
 def reader_of(folder: Path | str, fields: Mapping[str, Field], shards: Sequence[Shard]) -> Reader:
     """Return a reader of one or more shards, which may be of several splits."""
     together = tuple(replace(shard, split="all") for shard in shards)
-    return Reader(folder, "all", index=Index(fields, together), io="read")
+    return Reader(folder, "all", index=Index(fields, together), mapped=False)
 
 
 def blocks(

@@ -29,7 +29,7 @@ from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.opened import IO, OpenShards
+from hpctrain.data.sources.opened import OpenShards
 from hpctrain.errors import DataError
 
 T = TypeVar("T")
@@ -41,9 +41,9 @@ class Reader(PerProcess, Source):
     """The samples of one split, 0 to len(reader) - 1.
 
     `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
-    that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
-    maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
-    With `first_use` a shard is compared with its digest when it is first opened.
+    that of the data set, if it has been read. Contiguous datasets are mapped; on network file
+    systems, and without `mapped`, they are read. With `first_use` a shard is compared with its
+    digest when it is first opened.
     """
 
     OWN = ("opened",)
@@ -56,7 +56,7 @@ class Reader(PerProcess, Source):
         *,
         place: ShardPlace | None = None,
         index: Index | None = None,
-        io: IO = "auto",
+        mapped: bool = True,
         first_use: bool = False,
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
@@ -67,8 +67,7 @@ class Reader(PerProcess, Source):
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
-        self._io: IO = io
-        self._first_use = first_use
+        self._mapped, self._first_use = mapped, first_use
         self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
@@ -78,7 +77,7 @@ class Reader(PerProcess, Source):
         # The shards that this process has open; none before the first read.
         self.opened = OpenShards(
             *(self.shards, self._place, self.fields),
-            *(self._io, self._since_ns, self._first_use),
+            *(self._mapped, self._since_ns, self._first_use),
         )
 
     def __len__(self) -> int:
@@ -148,7 +147,7 @@ class Reader(PerProcess, Source):
 
     def only(self, fields: Iterable[str]) -> Self:
         """Return a reader of the same samples that reads these fields alone."""
-        options: Any = {"place": self._place, "index": self.index, "io": self._io}
+        options: Any = {"place": self._place, "index": self.index, "mapped": self._mapped}
         return type(self)(self.folder, self.split, fields, **options, first_use=self._first_use)
 
     def block_size(self) -> int:

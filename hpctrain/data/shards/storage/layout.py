@@ -206,14 +206,17 @@ def find(file: h5py.File, place: str) -> h5py.Dataset | None:
         here = walk(file["/"], place)
     except Circle:
         return None
-    if not isinstance(here, h5py.Dataset):
-        return None
-    if here.is_virtual:
-        others = sorted({source.file_name for source in here.virtual_sources()})
+    return check_here(here) if isinstance(here, h5py.Dataset) else None
+
+
+def check_here(dataset: h5py.Dataset) -> h5py.Dataset:
+    """Check that the values of a dataset lie in its own file: otherwise this is Elsewhere."""
+    if dataset.is_virtual:
+        others = sorted({source.file_name for source in dataset.virtual_sources()})
         raise Elsewhere(f"is a virtual dataset, of {', '.join(others[:3])}")
-    if here.external:
-        raise Elsewhere(f"is stored in the file {here.external[0][0]}")
-    return here
+    if dataset.external:
+        raise Elsewhere(f"is stored in the file {dataset.external[0][0]}")
+    return dataset
 
 
 def walk(root: h5py.Group, place: str) -> Any:

@@ -17,6 +17,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -83,7 +84,10 @@ class _Repack(InputSource):
         for number in what.owned:
             shard = self.shards[number]
             check_digest(Path(self.folder, shard.path), shard)
-        reader = reader_of(self.folder, dict(self.stored), self.shards[first:last])
+        if what.group not in self._readers:
+            shards = self.shards[first:last]
+            self._readers[what.group] = reader_of(self.folder, dict(self.stored), shards)
+        reader = self._readers[what.group]
         touched: set[int] = set()
         for samples, values in self._values(what, reader):
             numbers, rows = reader.locate(samples)
@@ -91,6 +95,11 @@ class _Repack(InputSource):
             yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
         for number in touched:  # check that the shards were not written to since they were planned
             self.files[first + number].check()
+
+    @cached_property
+    def _readers(self) -> dict[int, Reader]:
+        """Those of this process, by group."""
+        return {}
 
     def _values(self, what: _Part, reader: Reader) -> Iterator[tuple[Int64s, Any]]:
         """Yield the samples of a part and their values; in order, each time those of one shard."""

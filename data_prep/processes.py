@@ -24,9 +24,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from hpctrain.base.forks import die_with
 from hpctrain.errors import HpctrainError, StorageError
 
-_PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAPPED_BYTES, SPARE_BYTES = 2**25, 2**30
 EVERY_S = 0.1  # between two reports of the progress
@@ -163,9 +163,7 @@ _load_task: Callable[[], Task]
 def _begin(slots: Any, started: Any, pickled: Any, parent: int) -> None:
     """Prepare a worker process."""
     global _slot, _load_task
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before this process asked to die with it
-        os._exit(1)
+    die_with(parent)
     _keep_memory()
     with started.get_lock():
         _slot = slots[started.value]

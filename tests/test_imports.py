@@ -38,10 +38,10 @@ NO_HYDRA = (
     "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
-# shuffle of `repack` and the pictures of `show` are those of a training.
+# shuffle of `repack`, the pictures of `images` and the reading of shards are those of a training.
 FORMAT = (
-    "base config.gone errors data.shards data.samplers.groups data.samplers.order "
-    "data.samplers.permutation data.sources.images"
+    "base config.gone errors data.places.verification data.shards data.samplers.groups "
+    "data.samplers.order data.sources.images data.sources.reader data.tokenizer"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
 

@@ -5,6 +5,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpctrain.data.shards.commit import (
     PARTIAL,
     check_ours,
@@ -16,10 +18,10 @@ from hpctrain.data.shards.commit import (
     unlock,
 )
 from hpctrain.data.shards.compression import Compression
-from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.format import MAX_BYTES, ShardFiles
+from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.format import ShardFiles
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.sample_schema import ArrayBatch
+from hpctrain.data.shards.sample_schema import ArrayBatch, check_batch, check_fields
 from hpctrain.data.shards.shard import NONE
 from hpctrain.errors import DataError
 
@@ -29,7 +31,7 @@ def write_shards(
     batches: Iterable[tuple[str, ArrayBatch]],
     *,
     fields: Mapping[str, Field] | None = None,
-    max_bytes: int = MAX_BYTES,
+    max_bytes: int = 256 * 2**20,
     compression: Compression = NONE,
     categories: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -37,10 +39,13 @@ def write_shards(
     """Write (split, batch) pairs as a data set; after an exception nothing of it is left.
 
     A finished data set in the folder stays until it is replaced at the end. `categories` are the
-    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments.
+    names of the values 0, 1, … of some fields; `ShardFiles` explains the other arguments. Without
+    `fields` the schema is that of the first batch: a list or a `Ragged` is a variable-length field.
     """
     folder = Path(folder)
-    files = ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
+    files: ShardFiles | None = None
+    if fields is not None:
+        compression.check(check_fields(fields))
     check_ours(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,12 +55,20 @@ def write_shards(
         raise storage_error(folder, error) from None
     try:
         for split, batch in batches:
-            files.add(split, batch)
-        shards, moments = files.finish()
-        if not shards:
+            if batch and not any(len(value) for value in batch.values()):
+                continue
+            if fields is None:
+                fields = infer_fields(batch)
+                compression.check(check_fields(fields))
+            check_name(split, "split")
+            rows = check_batch(batch, fields)
+            files = files or ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
+            files.add(split, rows)
+        if files is None or fields is None:
             raise DataError(f"nothing to write into {folder}: the source has no samples")
+        shards, moments = files.finish()
         index = Index(
-            fields=files.fields,
+            fields=fields,
             shards=tuple(shards),
             statistics={
                 split: {name: values.result() for name, values in found.items()}
@@ -72,3 +85,16 @@ def write_shards(
     finally:
         unlock(holder)
     return index
+
+
+def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
+    """Return the schema of a batch: a list or a `Ragged` is a variable-length field."""
+    fields = {}
+    for name, value in batch.items():
+        array = value if isinstance(value, np.ndarray) else value[0]
+        variable = not isinstance(value, np.ndarray)
+        try:
+            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:], variable)
+        except DataError as error:
+            raise DataError(f"field {name!r}: {error}") from None
+    return fields

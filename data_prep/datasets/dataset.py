@@ -1,23 +1,28 @@
-"""Read samples of a data set, for the commands that look at one.
+"""Read samples of a data set as a training does, for the commands that look at one.
 
-All storage layouts of HDF5 are supported. Samples are read in ranges of a few MB, and only the
-given fields. Each shard is compared with the index before samples are read from it.
+Nothing is mapped, so that torch is not needed. Each shard is compared with the index before samples
+are read from it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from data_prep.datasets.shards import OpenShard
+import numpy as np
+
+from data_prep.source import BLOCK_BYTES
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.index import Index, Split
+from hpctrain.data.shards.index import Index, Shard, Split
+from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
+from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError
 
 
 class DataSet:
-    """A folder with an index. Shards are opened when they are read."""
+    """A folder with an index."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -43,20 +48,28 @@ class DataSet:
         """Return the names of a field's values 0, 1, …; empty if they have no names."""
         return self.index.categories.get(field, ())
 
-    def take(
-        self, split: Split, fields: Mapping[str, Field], numbers: Sequence[int]
-    ) -> Iterator[tuple[int, dict[str, Array]]]:
-        """Yield (number, sample) for these numbers of samples in a split, which must ascend."""
-        first = 0
-        for shard in split.shards:
-            last = first + shard.count
-            here = [number for number in numbers if first <= number < last]
-            if here:
-                opened = OpenShard(self.folder / shard.path, shard, fields)
-                for number in here:
-                    at = number - first
-                    yield number, {name: opened.rows(name, at, at + 1)[0] for name in fields}
-            first = last
+
+def reader_of(folder: Path | str, fields: Mapping[str, Field], shards: Sequence[Shard]) -> Reader:
+    """Return a reader of one or more shards, which may be of several splits."""
+    together = tuple(replace(shard, split="all") for shard in shards)
+    return Reader(folder, "all", index=Index(fields, together), mapped=False)
+
+
+def blocks(
+    reader: Reader, start: int, stop: int
+) -> Iterator[tuple[int, dict[str, Array | Ragged]]]:
+    """Yield (first, samples) for the samples `start` to `stop`, in blocks of a few MB."""
+    fixed = sum(field.nbytes for field in reader.fields.values() if not field.variable)
+    step = max(1, BLOCK_BYTES // max(8, fixed))
+    while start < stop:
+        samples = np.arange(start, min(start + step, stop))
+        sizes = np.full(len(samples), fixed)
+        for name, field in reader.fields.items():
+            if field.variable:
+                sizes += reader.lengths(name, samples) * field.nbytes
+        count = max(1, int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES, side="right")))
+        yield start, reader.read(samples[:count])
+        start += count
 
 
 def _damage(index: Index) -> str:

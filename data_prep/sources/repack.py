@@ -15,30 +15,28 @@ with another --split, too; --group '' divides them.
 
 import argparse
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.datasets.shards import blocks, some
+from data_prep.datasets.dataset import blocks, reader_of
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
-from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile, readable
-from hpctrain.data.samplers import permutation
+from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
+from hpctrain.data.places.verification import check_digest
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
-from hpctrain.data.shards.shard import digest_file
-from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.data.sources.reader import Reader
+from hpctrain.errors import ConfigError
 
 _KEEP = "keep"
 _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards
-OPEN = 256  # shards that a process has open at a time, at most: a quarter of the usual limit
 FULL = 15 / 16  # part of a shard that a piece fills, if only the average length is known
 
 ARGUMENTS = f"""
@@ -82,89 +80,48 @@ class _Repack(InputSource):
 
     def read(self, what: _Part, reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        for number in what.owned:
-            self._verify(number)
-        touched: set[int] = set()
-
-        @lru_cache(OPEN)
-        def opened(number: int) -> ShardLayout:
-            touched.add(number)
-            return self._open(number)
-
         first, last = self.groups[what.group : what.group + 2]
-        ends = np.cumsum([shard.count for shard in self.shards[first:last]])
-        if self.seed is None:
-            yield from self._in_order(what, first, ends, opened)
-        else:
-            yield from self._shuffled(what, self.seed, first, ends, opened)
-        for number in touched:  # check that the shards were not written to after opening them
-            self.files[number].check()
-
-    def _in_order(
-        self, what: _Part, first: int, ends: Int64s, opened: Callable[[int], ShardLayout]
-    ) -> Iterator[SampleBlock]:
-        at = what.start
-        for number in range(int(np.searchsorted(ends, at, side="right")), len(ends)):
-            shard = self.shards[first + number]
-            begin, end = int(ends[number]) - shard.count, min(int(ends[number]), what.stop)
-            if at >= end:
-                return
-            layout = opened(first + number)
-            for row, values in blocks(layout, dict(self.stored), at - begin, end - begin):
-                count = len(next(iter(values.values())))
-                yield self._block([shard] * count, np.arange(row, row + count), values)
-            at = end
-
-    def _shuffled(
-        self, what: _Part, seed: int, first: int, ends: Int64s, opened: Callable[[int], ShardLayout]
-    ) -> Iterator[SampleBlock]:
-        order, step = Order(int(ends[-1]), seed), max(1, _SHUFFLED_BYTES // self.bytes_each)
-        for start in range(what.start, what.stop, step):
-            samples = order(what.group, np.arange(start, min(start + step, what.stop)))
-            numbers = np.searchsorted(ends, samples, side="right")
-            rows = samples - np.append(0, ends[:-1])[numbers]
-            places = np.arange(len(rows))
-            values: dict[str, Any] = {
-                name: [None] * len(rows)
-                if field.variable
-                else np.empty((len(rows), *field.shape), field.dtype)
-                for name, field in self.fields.items()
-            }
-            for number, where in permutation.groups(numbers):
-                layout = opened(first + number)
-                for name, field in self.fields.items():
-                    found = some(layout, name, field, rows[where])
-                    if not field.variable:
-                        values[name][where] = found
-                        continue
-                    for place, sequence in zip(places[where].tolist(), found, strict=True):
-                        values[name][place] = sequence
+        for number in what.owned:
+            shard = self.shards[number]
+            check_digest(Path(self.folder, shard.path), shard)
+        if what.group not in self._readers:
+            shards = self.shards[first:last]
+            self._readers[what.group] = reader_of(self.folder, dict(self.stored), shards)
+        reader = self._readers[what.group]
+        touched: set[int] = set()
+        for samples, values in self._values(what, reader):
+            numbers, rows = reader.locate(samples)
+            touched |= set(numbers.tolist())
             yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
+        for number in touched:  # check that the shards were not written to since they were planned
+            self.files[first + number].check()
+
+    @cached_property
+    def _readers(self) -> dict[int, Reader]:
+        """Those of this process, by group."""
+        return {}
+
+    def _values(self, what: _Part, reader: Reader) -> Iterator[tuple[Int64s, Any]]:
+        """Yield the samples of a part and their values; in order, each time those of one shard."""
+        if self.seed is not None:
+            order, step = Order(len(reader), self.seed), max(1, _SHUFFLED_BYTES // self.bytes_each)
+            for start in range(what.start, what.stop, step):
+                samples = order(what.group, np.arange(start, min(start + step, what.stop)))
+                yield samples, reader.read(samples)
+            return
+        end = 0
+        for shard in reader.shards:
+            begin, end = end, end + shard.count
+            for start, values in blocks(reader, max(begin, what.start), min(end, what.stop)):
+                yield np.arange(start, start + len(next(iter(values.values())))), values
 
     def _block(self, shards: Sequence[Shard], rows: Int64s, values: Any) -> SampleBlock:
         return SampleBlock(
             values,
             column=[shard.split for shard in shards],
-            file=self._path(shards[0]),
+            file=f"{self.folder}/{shards[0].path}",
             records=lambda i: f"{shards[i].path} sample {rows[i]}",
         )
-
-    def _path(self, shard: Shard) -> str:
-        return f"{self.folder}/{shard.path}"
-
-    def _open(self, number: int) -> ShardLayout:
-        self.files[number].check()
-        shard = self.shards[number]
-        return ShardLayout(Path(self._path(shard)), shard, dict(self.stored), mapped=False)
-
-    def _verify(self, number: int) -> None:
-        path, listed = self._path(self.shards[number]), self.shards[number].digest
-        with readable(path):
-            found = digest_file(Path(path))
-        if found != listed:
-            raise DataError(
-                f"shard {path} is damaged: its digest is {found}, index.json lists {listed}"
-            )
 
 
 def source(args: argparse.Namespace, options: Options) -> InputSource:
@@ -246,7 +203,6 @@ def _bytes_each(src: Path, shards: Sequence[Shard], fields: dict[str, Field]) ->
         elements = sum(shard.elements[name] for shard in known)
         if not known:  # the index does not have the numbers: take the average of the first shard
             known = [shards[0]]
-            layout = ShardLayout(src / known[0].path, known[0], {name: field}, mapped=False)
-            elements = layout.totals[f"{name}/values"]
+            elements = int(reader_of(src, {name: field}, known).elements(name)[0])
         size += field.nbytes * elements / sum(shard.count for shard in known) + 8
     return math.ceil(size)

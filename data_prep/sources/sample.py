@@ -31,6 +31,7 @@ from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, Source
 from data_prep.writing.split import Fractions
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
+from hpctrain.data.tokenizer import FILE
 from hpctrain.errors import ConfigError, DataError
 
 # Left out: tests and examples, whose content repeats, and installed packages.
@@ -138,7 +139,7 @@ def stdlib(
         fields={**fields, "tokens": Field(tokenizer.dtype, variable=True)},
         identity={**made.identity, "tokenizer": tokenizer.digest},
         about={**made.about, "tokenizer": tokenizer.about},
-        beside={tokens.FILE: tokenizer.content},
+        beside={FILE: tokenizer.content},
         tokenizer=tokenizer,
     )
 

@@ -36,6 +36,7 @@ from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByFile
 from hpctrain.data.shards.field import Field
+from hpctrain.data.tokenizer import FILE
 from hpctrain.errors import ConfigError
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
@@ -165,7 +166,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         },
         columns=[options.column] if options.column else [],
         folders=sources,
-        beside={tokens.FILE: tokenizer.content} if tokenizer.content else {},
+        beside={FILE: tokenizer.content} if tokenizer.content else {},
         reader=reader,
         tokenizer=tokenizer,
         by_file=by_file,

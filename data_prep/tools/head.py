@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from data_prep import console
-from data_prep.datasets.dataset import DataSet
-from data_prep.formats.text.tokens import FILE as TOKENIZER
+from data_prep.datasets.dataset import DataSet, reader_of
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
+from hpctrain.data.tokenizer import FILE, loaded
 
 _PRINTED = 16  # the most values of an array that are printed
 _CHARACTERS = 200  # the most characters of a text
@@ -22,14 +22,16 @@ def show(data: DataSet, args: argparse.Namespace) -> None:
     fields, tokenizer = data.fields(args.field), _tokenizer(data)
     width = max(map(len, fields))
     for split in data.splits(args.split):
-        numbers = range(min(args.head, split.count))
-        for number, sample in data.take(split, fields, numbers):
+        reader = reader_of(data.folder, fields, split.shards)
+        for number in range(min(args.head, split.count)):
+            sample = reader.read(np.array([number]))
             console.say(f"{split.name} {number}")
             for name, field in fields.items():
-                text = describe(sample[name], field, data.categories(name))
+                value = sample[name][0]
+                text = describe(value, field, data.categories(name))
                 console.say(f"  {name:{width}}  {text}")
                 if tokenizer is not None and _is_tokens(field):
-                    start = tokenizer.decode(sample[name][:_CHARACTERS].tolist())[:_CHARACTERS]
+                    start = tokenizer.decode(value[:_CHARACTERS].tolist())[:_CHARACTERS]
                     console.say(f"  {'':{width}}  {json.dumps(start, ensure_ascii=False)}")
 
 
@@ -71,14 +73,9 @@ def _is_tokens(field: Field) -> bool:
 
 def _tokenizer(data: DataSet) -> Any:
     """Return the tokenizer that `text` has written beside the shards, or None."""
-    file = data.folder / TOKENIZER
-    if not file.is_file():
-        return None
     try:
-        from tokenizers import Tokenizer
-
-        return Tokenizer.from_file(str(file))
-    except Exception:  # not installed, or no tokenizer: then only the numbers are shown
+        return loaded((data.folder / FILE).read_text(encoding="utf-8"))
+    except Exception:  # not there, not installed, or no tokenizer: then only numbers are shown
         return None
 
 

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data_prep import console, processes
-from data_prep.datasets.dataset import DataSet
+from data_prep.datasets.dataset import DataSet, blocks, reader_of
 from data_prep.datasets.groups import Groups
-from data_prep.datasets.shards import OpenShard
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
 from hpctrain.base.terminal.progress_bar import ProgressBar
@@ -86,27 +85,30 @@ class _Task:
         shard, look = self.data.index.shards[number], _Look(Groups(self.group))
         path = self.data.folder / shard.path
         try:
-            opened = OpenShard(path, shard, self.data.index.fields)
-            with readable(path):
-                digest = digest_file(path, advance)
-            if digest != shard.digest:
-                what = f"its content has the digest {digest}, the index lists {shard.digest}"
-                look.problems.append(what)
-            opened.check_offsets()
+            reader = reader_of(self.data.folder, self.data.index.fields, [shard])
             moments: dict[str, Moments] = {}
-            for rows in () if look.problems else opened.blocks():
+            for _, rows in blocks(reader, 0, shard.count):
                 if self.group:
                     look.groups.add(shard.split, rows[self.group])
                 values: Any
                 for name, values in rows.items():
                     moments.setdefault(name, Moments(len(rows))).add(values)
-                advance(len(values), 0)
             look.moments = {name: values.state() for name, values in moments.items()}
+            for name, listed in shard.elements.items():
+                if (total := moments[name].total) != listed:
+                    problem = f"field {name!r} has {total} values, the index lists {listed}"
+                    look.problems.append(problem)
+            with readable(path):
+                digest = digest_file(path, advance)
+            if digest != shard.digest:
+                what = f"its content has the digest {digest}, the index lists {shard.digest}"
+                look.problems.append(what)
+        except MemoryError as error:
+            look.problems.append(f"a sample is too large to read: {error}")
         except DataError as error:
             message = str(error).removeprefix(f"shard {path}")
             look.problems.append(message.removeprefix(":").strip())
-        if look.problems:
-            advance(shard.count, 0)
+        advance(shard.count, 0)
         return look
 
 

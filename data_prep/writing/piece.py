@@ -45,8 +45,7 @@ class Converter:
         with _written(job, folder):
             try:
                 files = ShardFiles(
-                    *(folder, self.source.fields, options.shard_bytes, options.compression),
-                    sync=False,
+                    folder, self.source.fields, options.shard_bytes, options.compression
                 )
                 result = self._fill(files, job, number, progress)
             except StorageError:  # perhaps only because the source is not there any more

@@ -35,7 +35,7 @@ class Source(Protocol):
     ) -> Mapping[str, Array | Ragged]:
         """Return the samples `indices`, int64 (n,), in that order; the arrays belong to the caller.
 
-        `out` may have arrays (n, *shape) to fill, for some of the fixed-size fields.
+        `out` may have arrays (n, *shape) to fill, for all of the fixed-size fields.
         """
 
     def sample_ids(self, indices: Int64s) -> list[SampleId]:
@@ -51,13 +51,10 @@ class Source(Protocol):
         return
 
 
-def fixed_size(
-    fields: Mapping[str, Field], count: int, out: Mapping[str, Array] | None
-) -> dict[str, Array]:
-    """Return an array (count, *shape) for each fixed-size field: that of `out`, or a new one."""
-    given = out or {}
+def new_arrays(fields: Mapping[str, Field], count: int) -> dict[str, Array]:
+    """Return an array (count, *shape) for each fixed-size field."""
     return {
-        name: given[name] if name in given else np.empty((count, *field.shape), field.dtype)
+        name: np.empty((count, *field.shape), field.dtype)
         for name, field in fields.items()
         if not field.variable
     }

@@ -11,14 +11,15 @@ need Hugging Face's library `tokenizers`.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 
 from hpctrain.base.files.disk import parse_json
-from hpctrain.data.places.origin import Origin, load_index, read_blocks
+from hpctrain.data.places.origin import Origin, read_blocks
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
 
@@ -125,19 +126,25 @@ class DatasetTokenizer:
 
     @cached_property
     def _library(self) -> Any:
-        try:
-            import tokenizers
-        except ImportError:
-            raise DataError(
-                f"{self.name}/{FILE}: this needs the library tokenizers, which is not installed: "
-                "pip install 'hpctrain[prep]'"
-            ) from None
-        loaded = tokenizers.Tokenizer.from_str(self.content)
-        # As data_prep does: texts such as "</s>" are no special tokens, and nothing is cut.
-        loaded.no_truncation()
-        loaded.no_padding()
-        loaded.encode_special_tokens = True
-        return loaded
+        return loaded(self.content)
+
+
+@lru_cache(maxsize=2)
+def loaded(content: str) -> Any:
+    """Return the tokenizer of Hugging Face's library with the text of a tokenizer.json."""
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(
+            f"{FILE} needs the library tokenizers: pip install 'hpctrain[prep]'"
+        ) from None
+    tokenizer = tokenizers.Tokenizer.from_str(content)
+    # A model's file may ask for truncated or padded documents, or for text like "</s>" to become
+    # the special token. None of these must happen here.
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
 
 
 def _types(decoder: Any) -> list[str]:

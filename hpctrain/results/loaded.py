@@ -223,7 +223,7 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The folder has files, or the checkpoint is missing or damaged.
         """
-        from hpctrain.data.places.origin import load_index
+        from hpctrain.data.places.placement import load_index
         from hpctrain.results.predictor import predict, refuse_divided_outputs
         from hpctrain.results.restored import restored
 

@@ -12,7 +12,7 @@ import torch
 from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s

@@ -4,10 +4,8 @@ import difflib
 import functools
 import json
 import operator
-import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,8 @@ import xxhash
 
 from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import DataConfig, TrainConfig
-from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.shards.index import FILE, Index
+from hpctrain.data.places.placement import load_index, stamp
+from hpctrain.data.shards.index import FILE, Index, is_url
 from hpctrain.errors import ConfigError, DataError, about
 
 
@@ -103,7 +101,7 @@ def _subset(digests: list[str], data: DataConfig, count: int) -> int:
     # The number of groups, or of windows, is only known from the shards.
     known = not of_groups and data.windows.field is None
     try:
-        length, digest = _parse_subset(subset, count if known else 2**62, _stamp(subset))
+        length, digest = _parse_subset(subset, count if known else 2**62, stamp(subset))
     except (ConfigError, DataError) as error:
         raise about(f"data.subset={subset}", error) from error
     digests.extend(digest)
@@ -142,7 +140,8 @@ def _parse_subset(subset: str, count: int, stamp: object) -> tuple[int, list[str
 
 def _checked(key: str, path: str) -> Index:
     try:
-        return _index(path, _stamp(str(Path(path) / FILE)))
+        _check_sizes(path, stamp(f"{path}/{FILE}"))
+        return load_index(path)
     except DataError as error:
         missing = not is_url(path) and not Path(path).exists()
         hint = "; `python -m data_prep --help` shows how to write one" if missing else ""
@@ -244,17 +243,7 @@ def _check_batch(data: DataConfig, train: TrainConfig, count: int, what: str) ->
 
 
 @functools.lru_cache(maxsize=16)
-def _index(path: str, stamp: object) -> Index:
-    """Return the checked index of a data set. It is cached: most runs of a sweep share it."""
-    index = load_index(path)
+def _check_sizes(path: str, stamp: object) -> None:
+    """Check the sizes of the shards, once: most runs of a sweep share a data set."""
     if not is_url(path):
-        index.check(Path(path))
-    return index
-
-
-def _stamp(path: str) -> object:
-    """Return a value that changes when the file does, as a part of a cache key."""
-    with suppress(OSError):  # a URL is no file
-        facts = os.stat(path)
-        return facts.st_mtime_ns, facts.st_size, facts.st_ino
-    return None
+        load_index(path).check(Path(path))

@@ -1,13 +1,11 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.buckets import Buckets
 from hpctrain.data.samplers.order import Order, Repeat
-from hpctrain.errors import ConfigError, DataError
 from tests.data.samplers import check_permutation, check_pure, everything
 
 SIZES = st.tuples(st.integers(1, 500), st.integers(1, 20), st.integers(1, 20))
@@ -74,14 +72,3 @@ def test_threads_may_share_it():
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(4)))
-
-
-@pytest.mark.parametrize(("window", "size"), [(0, 1), (4, 0), (10, 4), (-4, 4)])
-def test_windows_that_units_do_not_divide_are_refused(window, size):
-    with pytest.raises(ConfigError, match=f"a window of {window} positions in units of {size}"):
-        Buckets(Order(10, 0), np.arange(10).__getitem__, window, size)
-
-
-def test_lengths_of_another_shape_are_refused():
-    with pytest.raises(DataError, match=r"lengths int64 \[1\] of 4 samples"):
-        Buckets(Order(10, 0), lambda indices: indices[:1], 4, 2)(0, np.arange(10))

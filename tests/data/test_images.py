@@ -106,12 +106,12 @@ GREAT = encoded(np.zeros((100, 200, 3), np.uint8))
 @pytest.mark.parametrize(
     ("file", "words"),
     [
-        (PNG[:0], "0 bytes, cannot be read: not a JPEG, PNG or WebP file"),
-        (PNG[:20], "20 bytes, cannot be read"),
+        (PNG[:0], " cannot be decoded: it is no JPEG, PNG or WebP, but 0 bytes"),
+        (PNG[:20], " cannot be decoded: Truncated File Read"),
         (PNG[: len(PNG) // 2], "cannot be decoded: image file is truncated"),
         (JPEG[:-50], "cannot be decoded: image file is truncated"),
-        (np.zeros(99, np.uint8), "99 bytes, cannot be read: not a JPEG, PNG or WebP file"),
-        (encoded(PIXELS[0], "GIF"), "not a JPEG, PNG or WebP file"),
+        (np.zeros(99, np.uint8), "it is no JPEG, PNG or WebP, but 99 bytes"),
+        (encoded(PIXELS[0], "GIF"), "it is no JPEG, PNG or WebP"),
         (encoded(np.zeros((8, 12), np.uint16)), "more than 8 bits a channel (mode 'I;16')"),
         (DEEP, "more than 8 bits a channel (mode 'RGB')"),
         (GREAT, "its header says 100 x 200 pixels; at most 9,999 are decoded"),

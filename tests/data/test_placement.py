@@ -14,8 +14,7 @@ import pytest
 from hpctrain.base.files.disk import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.depot import job_memory
-from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import Folder, open_place
+from hpctrain.data.places.placement import Folder, load_index, open_place
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, StorageError
@@ -134,12 +133,13 @@ def test_a_url_needs_room_for_all_shards(memory, source, shards, tmp_path, monke
     open_place(memory, "auto", shards, folder=tmp_path).close()
 
 
-def test_no_data_set_at_a_url(memory):
+@pytest.mark.usefixtures("memory")
+def test_no_data_set_at_a_url():
     with pytest.raises(DataError, match=r"memory://bucket has no index.json: it is not a finished"):
         load_index("memory://bucket")
-    fsspec.filesystem("memory").pipe("/bucket/set/index.json", b"{")
-    with pytest.raises(DataError, match=r"memory://bucket/set/index.json is damaged: it is not"):
-        load_index(memory)
+    fsspec.filesystem("memory").pipe("/bucket/cut/index.json", b"{")
+    with pytest.raises(DataError, match=r"memory://bucket/cut/index.json is damaged: it is not"):
+        load_index("memory://bucket/cut")
 
 
 def test_an_unknown_protocol():
@@ -158,7 +158,7 @@ def test_a_package_that_is_missing(package, words):
     # In another process, where it cannot be imported even if it is installed.
     code = (
         f"import sys; sys.modules['{package}'] = None\n"
-        "from hpctrain.data.places.origin import load_index\n"
+        "from hpctrain.data.places.placement import load_index\n"
         "load_index('s3://bucket/set')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -232,14 +232,14 @@ def test_a_damaged_shard_is_named(own, change, words):
     assert words in str(error.value)
 
 
-@pytest.mark.parametrize("io", ["mmap", "read"])
+@pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_foreign_shard_cannot_show_another_file(tmp_path, kind, io):
+def test_a_foreign_shard_cannot_show_another_file(tmp_path, kind, mapped):
     secret = tmp_path / "secret.txt"
     secret.write_bytes(b"the private key of whoever trains")
     folder = planted(tmp_path / "set", secret, kind)
     with pytest.raises(DataError, match=r"set/train-00000\.h5: 'x' is .*(secret.txt|other.h5)"):
-        Reader(folder, "train", io=io).read(np.arange(4))
+        Reader(folder, "train", mapped=mapped).read(np.arange(4))
 
 
 def test_links_inside_a_shard_are_followed(own):
@@ -294,7 +294,7 @@ from hpctrain.data.sources.reader import Reader
 reader = Reader(Path(sys.argv[1]), "train")
 indices = np.arange(50)[::-1]
 before = reader.read(indices)
-reader._lock.acquire()              # another thread seems to hold the lock when we fork
+reader.opened._changed.acquire()            # another thread seems to hold the lock when we fork
 children = []
 for _ in range(3):
     child = os.fork()
@@ -304,7 +304,7 @@ for _ in range(3):
             assert all((rows[name] == before[name]).all() for name in ("image", "score"))
         os._exit(0)
     children.append(child)
-reader._lock.release()
+reader.opened._changed.release()
 for _ in range(10):
     assert (reader.read(indices)["score"] == before["score"]).all()
 assert [os.waitpid(child, 0)[1] for child in children] == [0] * 3
@@ -352,14 +352,14 @@ def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
 def test_shards_that_are_not_mapped(own, chunks):
     if chunks:
         rewrite(own, {})
-    reader = Reader(own, "train", io="read")
+    reader = Reader(own, "train", mapped=False)
     compare(reader, [49, 0, 7, 7, 8, 9, 23, 8])
     compare(reader, list(range(COUNT)))
     compare(reader, [])
 
 
 def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
-    reader = Reader(own, "train", fields=["score"], io="read")
+    reader = Reader(own, "train", fields=["score"], mapped=False)
     reader.read(np.array([0]))
     monkeypatch.setattr(storage_file, "PAUSES_S", (0.0, 0.0))
     real, failures = os.preadv, []
@@ -431,10 +431,10 @@ ELSEWHERE = {
 CUBES = np.random.default_rng(1).integers(-99, 99, (COUNT, 4, 3), dtype=np.int32)
 
 
-@pytest.mark.parametrize("io", ["mmap", "read"])
+@pytest.mark.parametrize("mapped", [True, False])
 @pytest.mark.parametrize("layout", ELSEWHERE)
 @pytest.mark.parametrize("userblock", [0, 512])  # MATLAB's files have a userblock
-def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
+def test_fields_that_lie_elsewhere(tmp_path, layout, mapped, userblock):
     axis, options, dtype = ELSEWHERE[layout]
 
     def write(file, start, stop):
@@ -446,7 +446,7 @@ def test_fields_that_lie_elsewhere(tmp_path, layout, io, userblock):
         "cube": Field("int32", (4, 3), dataset="/deep/down/cubes", axis=axis),
         "flag": Field("uint8"),
     }
-    reader = Reader(adopted(tmp_path, fields, write, userblock), "train", io=io)
+    reader = Reader(adopted(tmp_path, fields, write, userblock), "train", mapped=mapped)
     for indices in ([49, 0, 7, 7, 23, 22], list(range(COUNT)), [3], []):
         rows = reader.read(np.array(indices, np.int64))
         assert rows["cube"].dtype == np.int32

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from hpctrain.data.places import origin
 from hpctrain.data.places.depot import Depot, job_memory
-from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.places.stage import Stage
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.sources.reader import Reader
@@ -175,7 +175,7 @@ STAGE_ALL = """
     import sys, time
     from pathlib import Path
     import tests.data.store
-    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places.placement import load_index
     from hpctrain.data.places.stage import Stage
     source, base = sys.argv[1:3]
     shards = load_index(source).shards
@@ -210,7 +210,7 @@ SLOW = """
     import sys, time
     from pathlib import Path
     from tests.data.store import FaultyStore
-    from hpctrain.data.places.origin import load_index
+    from hpctrain.data.places.placement import load_index
     from hpctrain.data.places import origin
     origin.BLOCK = 2**14
     from hpctrain.data.places.stage import Stage

@@ -54,11 +54,11 @@ def shards(folder):
 
 
 def mapped(folder):
-    return Reader(folder, "train", ["image"], io="mmap")
+    return Reader(folder, "train", ["image"])
 
 
 def read(folder):
-    return Reader(folder, "train", ["image"], io="read")
+    return Reader(folder, "train", ["image"], mapped=False)
 
 
 def chunked(folder):

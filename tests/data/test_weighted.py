@@ -1,10 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.weighted import Balanced
-from hpctrain.errors import DataError
 from tests.data.samplers import check_pure, everything
 
 LABELS = st.lists(st.integers(-3, 8), min_size=1, max_size=200).map(np.array)
@@ -32,12 +30,3 @@ def test_within_a_class_no_sample_repeats_before_all_have_come(labels):
         assert len(drawn) == epochs * rounds
         for start in range(0, len(drawn) - len(members) + 1, len(members)):
             assert np.array_equal(np.sort(drawn[start : start + len(members)]), members)
-
-
-@pytest.mark.parametrize(
-    ("labels", "message"),
-    [([], "at least one"), ([0.5], "float64"), ([[1]], r"int64 \[1, 1\]")],
-)
-def test_invalid_labels_are_refused(labels, message):
-    with pytest.raises(DataError, match=message):
-        Balanced(np.array(labels), 0)

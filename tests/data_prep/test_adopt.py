@@ -74,8 +74,8 @@ def test_an_adopted_folder_reads_as_h5py_does(tmp_path, data_prep, layout, caplo
     files = [h5py.File(folder / shard.path) for shard in index.shards]
     raw = np.concatenate([np.moveaxis(file["x/data"][:], axis, 0) for file in files])
     assert (raw == IMAGES).all()
-    for io in ("mmap", "read"):
-        reader = Reader(folder, "train", io=io)
+    for mapped in (True, False):
+        reader = Reader(folder, "train", mapped=mapped)
         rows = reader.read(np.arange(COUNT))
         assert (rows["image"] == raw).all()
         assert (rows["label"] == LABELS).all()

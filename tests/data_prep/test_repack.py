@@ -191,7 +191,7 @@ def test_a_damaged_shard_is_found(src, tmp_path, repack):
     for options in ((), ("--shuffle", "1"), ("--shard-size", "1KB")):
         code, _, err = repack(src, tmp_path / "out", *options)
         assert code == 3
-        assert f"shard {path} is damaged: its digest is" in err
+        assert f"shard {path} is changed: its digest is" in err
         assert not (tmp_path / "out" / "index.json").exists()
     os.truncate(path, 100)
     code, _, err = repack(src, tmp_path / "out")

@@ -8,8 +8,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.datasets.dataset import DataSet
-from data_prep.datasets.shards import OpenShard
+from data_prep.datasets.dataset import DataSet, reader_of
 from data_prep.tools.verify import verify
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.shard import digest_file
@@ -165,9 +164,9 @@ def test_compressed_shards_are_read(folder):
     data = DataSet(folder)
     assert problems(folder) == set()
     (shard,) = data.index.split("val").shards
-    opened = OpenShard(folder / name, shard, data.index.fields)
-    assert opened.rows("id", 1, 3).tolist() == [1, 2]
-    assert opened.rows("id", 0, 3).dtype == np.dtype("=i8")
+    ids = reader_of(folder, data.index.fields, [shard]).read(np.arange(3))["id"]
+    assert ids.tolist() == [0, 1, 2]
+    assert ids.dtype == np.dtype("=i8")
 
 
 def test_no_data_set(tmp_path, data_prep):

@@ -13,8 +13,7 @@ from data_prep.formats.hdf5.groups import has_wildcard
 from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.storage.inside import Elsewhere, find
-from hpctrain.data.shards.storage.layout import dtype_of
+from hpctrain.data.shards.storage.layout import Elsewhere, dtype_of, find
 from hpctrain.errors import DataError
 
 _LISTED = 20  # datasets that a message lists

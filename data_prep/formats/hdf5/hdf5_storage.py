@@ -21,7 +21,7 @@ from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.opening import OTHERS
 from hpctrain.data.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.data.shards.storage.file import Damaged
-from hpctrain.data.shards.storage.inside import Circle, Elsewhere, walk
+from hpctrain.data.shards.storage.layout import Circle, Elsewhere, check_here, walk
 from hpctrain.data.shards.types import Int64s
 from hpctrain.errors import DataError
 
@@ -133,10 +133,7 @@ def check_dataset(where: Where, found: Any) -> h5py.Dataset:
     if not isinstance(found, h5py.Dataset):
         inside = ", ".join([*found][:SHOWN]) or "there are none"
         raise DataError(f"{where} is a group; name one of the arrays in it: {inside}")
-    if found.external:
-        raise DataError(
-            f"{where} keeps its values in another file, {found.external[0][0]!r}; {OTHERS}"
-        )
-    if found.is_virtual:
-        raise DataError(f"{where} is a virtual dataset, whose values lie elsewhere; {OTHERS}")
-    return found
+    try:
+        return check_here(found)
+    except Elsewhere as error:
+        raise DataError(f"{where} {error}; {OTHERS}") from None

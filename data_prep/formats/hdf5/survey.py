@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.shards import blocks, check_offsets
+from data_prep.datasets.dataset import blocks, reader_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
@@ -51,21 +51,18 @@ class Survey:
         )
         layout = ShardLayout(path, shard, self.schema, mapped=False)  # a loader uses the same class
         _check_storage(layout, self.schema)
-        elements, moments = {}, {}
+        moments = {name: Moments(len(self.schema)) for name in self.schema}
         try:
-            for name, field in self.schema.items():
-                if field.variable:
-                    check_offsets(layout, name, shard.count)
-                    elements[name] = layout.totals[f"{name}/values"]
-                found = Moments(len(self.schema))
-                for _, values in blocks(layout, {name: field}, 0, shard.count):
-                    found.add(values[name])
-                moments[name] = found.state()
+            for _, rows in blocks(reader_of(self.folder, self.schema, [shard]), 0, shard.count):
+                for name, values in rows.items():
+                    moments[name].add(values)
         except MemoryError:
-            raise DataError(f"{path}: a sample of {name!r} does not fit into memory") from None
+            raise DataError(f"{path}: a sample does not fit into memory") from None
         source.check()
         progress(shard.count, 0)
-        return _Found(replace(shard, elements=elements), moments)
+        elements = {n: moments[n].total for n, field in self.schema.items() if field.variable}
+        states = {name: found.state() for name, found in moments.items()}
+        return _Found(replace(shard, elements=elements), states)
 
 
 def _check_storage(layout: ShardLayout, fields: Mapping[str, Field]) -> None:

@@ -1,6 +1,5 @@
 """Image files opened by Pillow: checks of their format, completeness, depth and transparency."""
 
-import io
 import logging
 import warnings
 import zlib
@@ -9,9 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from data_prep.formats.samples import Unusable
-from data_prep.libraries import library
-from hpctrain.data.sources.images import FORMATS, too_large
-from hpctrain.errors import ConfigError
+from hpctrain.data.sources import images
+from hpctrain.errors import ConfigError, DataError
 
 # Also those of formats that are refused: such a file is an image that is missing, not another file.
 SUFFIXES = frozenset(
@@ -20,15 +18,9 @@ SUFFIXES = frozenset(
         *(".gif", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avif"),
     )
 )
-_OTHERS = "save it as PNG, or read it in a function for `data_prep python` (tifffile, imageio)"
-
-
-def pillow() -> Any:
-    """Return Pillow's module `Image`."""
-    image = library("PIL.Image", "an image", name="Pillow", error=ConfigError)
-    # Pillow also logs why it refuses a file; our message says it once, with the file's name.
-    logging.getLogger("PIL").setLevel(logging.CRITICAL)
-    return image
+_OTHERS = "read it in a function for `data_prep python` (tifffile, imageio)"
+# Pillow also logs why it refuses a file; our message says it once, with the file's name.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 
 @contextmanager
@@ -48,17 +40,10 @@ def reasons() -> Iterator[None]:
 
 def opened(content: bytes) -> Any:
     """Open an image and check its header."""
-    library = pillow()
-    limit, library.MAX_IMAGE_PIXELS = library.MAX_IMAGE_PIXELS, None  # our own check is below
     try:
-        image = library.open(io.BytesIO(content), formats=FORMATS)
-    except library.UnidentifiedImageError:
-        what = f"{len(content)} bytes" if content else "an empty file"
-        raise Unusable(f"it is no JPEG, PNG or WebP, but {what}; {_OTHERS}") from None
-    finally:
-        library.MAX_IMAGE_PIXELS = limit
-    if problem := too_large(image):
-        raise Unusable(problem)
+        image = images.opened(content)
+    except DataError as error:
+        raise Unusable(f"{error}; {_OTHERS}") from None
     # An MPO file of a phone has variants of one picture.
     count = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
     if count > 1:

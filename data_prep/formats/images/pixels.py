@@ -33,14 +33,13 @@ from data_prep.formats.images.image_files import (
     is_opaque,
     least_alpha,
     opened,
-    pillow,
     reasons,
 )
 from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
-from hpctrain.data.sources.images import is_deep, orientation, planes, upright
+from hpctrain.data.sources.images import is_deep, orientation, pillow, planes, upright
 from hpctrain.errors import ConfigError
 
 _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}

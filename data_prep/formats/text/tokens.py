@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,9 @@ from data_prep.libraries import library
 from data_prep.source import content_of
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array
+from hpctrain.data.tokenizer import BYTES, FILE, loaded
 from hpctrain.errors import ConfigError, DataError
 
-FILE = "tokenizer.json"  # the name in the output folder
-BYTES = 256
 _EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.
 _EODS = (_EOD, "</s>", "<eos>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")  # noqa: RUF001
@@ -73,7 +71,7 @@ class Tokenizer:
     def _encode(self, texts: Sequence[str]) -> Ragged:
         # The library reads this at each call. Its threads would compete with our processes.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        tokenizer = _loaded(self.content)
+        tokenizer = loaded(self.content)
         encode = getattr(tokenizer, "encode_batch_fast", tokenizer.encode_batch)
         samples: list[Array] = [
             np.array([*found.ids, self.eod], self.dtype)
@@ -104,7 +102,7 @@ def of_file(path: Path, token: str | None = None) -> Tokenizer:
 def _of_content(content: str, name: str, token: str | None = None) -> Tokenizer:
     """Make a tokenizer from the text of a tokenizer.json; see `of_file`."""
     try:
-        tokenizer = _loaded(content)
+        tokenizer = loaded(content)
     except DataError:
         raise
     except Exception as error:  # the library raises bare Exceptions
@@ -161,17 +159,6 @@ def _end(tokenizer: Any, name: str, token: str | None) -> int:
     if found is None:
         raise ConfigError(f"--eod {token!r}: {name} has no such token")
     return found
-
-
-@lru_cache(maxsize=2)
-def _loaded(content: str) -> Any:
-    tokenizer = _library().Tokenizer.from_str(content)
-    # A model's file may ask for truncated or padded documents, or for text like "</s>" to become
-    # the special token. None of these must happen here.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    tokenizer.encode_special_tokens = True
-    return tokenizer
 
 
 def _library() -> Any:

@@ -86,6 +86,9 @@ class Steps:
 
     def steps_in(self, epochs: int) -> int:
         """Return the number of steps of the first `epochs` epochs."""
+        return epochs * self.steps_per_epoch if len(self._stages) == 1 else self._ramped(epochs)
+
+    def _ramped(self, epochs: int) -> int:
         end, total = epochs * self.count, 0
         for size, begin, after in self._stages:
             last = min(after, end)
@@ -95,9 +98,12 @@ class Steps:
 
     def fills_up(self, steps: int) -> bool:
         """Return whether one of the first `steps` steps has positions that do not count."""
-        return not self._drops and self._fills_up(steps)
+        if len(self._stages) > 1:
+            return not self._drops and self._ramp_fills_up(steps)
+        size = self._stages[0].batch_size
+        return not self._drops and self.count % size > 0 and steps >= self.steps_per_epoch
 
-    def _fills_up(self, steps: int) -> bool:
+    def _ramp_fills_up(self, steps: int) -> bool:
         final = self._stages[-1]
         for stretch in self.stretches(0):
             if stretch.offset == 0 and stretch.epoch * self.count >= final.begin:

@@ -38,7 +38,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.base.files.disk import kind_of
+from hpctrain.base.files.disk import kind_of, private_folder
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.origin import digest_of
 from hpctrain.data.shards.index import Shard
@@ -255,10 +255,8 @@ def _make_private(base: Path, folder: Path) -> None:
     mode = base.stat().st_mode
     if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
         raise StorageError(f"{base} is writable for everybody and not sticky (chmod +t)")
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    info = folder.lstat()
-    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.geteuid() or info.st_mode & 0o077:
+    if not private_folder(folder) or folder.stat().st_mode & 0o077:
+        info = folder.lstat()
         raise StorageError(
             f"{folder} is not a folder of this user alone (owner {info.st_uid}, mode "
             f"{stat.S_IMODE(info.st_mode):o}; expected {os.geteuid()}, 700)"

@@ -1,7 +1,7 @@
 """The files of a data set in a folder, or at a URL of an object store (fsspec's).
 
     >>> origin = Origin("s3://bucket/digits")        # or a folder
-    >>> index = load_index("s3://bucket/digits")
+    >>> index = index_at("s3://bucket/digits")
     >>> pour(origin, index.shards[0], file.write)         # reads it all and checks its digest
 
 Files are read from beginning to end in large pieces. When a read fails in a way that is typical of
@@ -21,14 +21,13 @@ from typing import Any
 
 import xxhash
 
-from hpctrain.data.shards.index import FILE, Index, Shard
+from hpctrain.data.shards.index import FILE, Index, Shard, is_url
 from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 
 BLOCK = 8 * 2**20  # bytes per read: some stripes of Lustre, or one request to an object store
 RETRY_S = (0.5, 1.0, 2.0, 4.0)  # seconds before each repetition of a read
-URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _DIGEST = re.compile(r"xxh3_128:([0-9a-f]{32})")
 _PERMANENT = (PermissionError, IsADirectoryError, NotADirectoryError)
 
@@ -73,17 +72,9 @@ class Origin:
         return system, str(root).rstrip("/")
 
 
-def is_url(source: str | Path) -> bool:
-    """Return whether `source` has the form PROTOCOL://… and is not a path."""
-    return URL.match(str(source)) is not None
-
-
-def load_index(source: str | Path) -> Index:
-    """Read the index of a data set in a folder or at a URL."""
-    return _index_at(Origin(source)) if is_url(source) else Index.load(Path(source))
-
-
-def _index_at(origin: Origin) -> Index:
+def index_at(url: str) -> Index:
+    """Read the index of a data set at a URL."""
+    origin = Origin(url)
     try:
         content = b"".join(map(bytes, read_blocks(origin, FILE)))
     except FileNotFoundError:

@@ -13,13 +13,13 @@ node   staged                         staged                     staged
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hpctrain.base.files.disk import kind_of
 from hpctrain.base.units import readable
-from hpctrain.data.places.origin import is_url
-from hpctrain.data.shards.index import Shard
+from hpctrain.data.shards.index import FILE, Index, Shard, is_url
 from hpctrain.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -52,6 +52,34 @@ class Folder(ShardPlace):
     def path(self, shard: Shard) -> Path:
         """See `ShardPlace`."""
         return self.folder / shard.path
+
+
+def load_index(source: str | Path) -> Index:
+    """Return the index of a data set in a folder or at a URL.
+
+    A process reads it again when the file has changed; one at a URL it reads once.
+    """
+    return _index(str(source), stamp(f"{source}/{FILE}"))
+
+
+@lru_cache(maxsize=16)
+def _index(source: str, stamp: object) -> Index:
+    if not is_url(source):
+        return Index.load(Path(source))
+    from hpctrain.data.places.origin import index_at
+
+    return index_at(source)
+
+
+def stamp(path: str) -> object:
+    """Return a value that changes when the file does, as a part of a cache key."""
+    if is_url(path):
+        return None
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    return facts.st_mtime_ns, facts.st_size, facts.st_ino
 
 
 def open_place(

@@ -47,16 +47,12 @@ class BlockOrder:
         slots, within = np.divmod(places, self.block_size)
         return self._blocks(epoch, slots) * self.block_size + within
 
-    def window_of(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the windows that contain `positions` of `epoch`, counted from 0."""
-        return self._locate(epoch, check_positions(positions, self.count))[0]
-
     def blocks(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the ranges of indices [first, end), (k, 2), to read for these positions, in order.
 
         The window after them is among them: it is needed all at once.
         """
-        windows = _in_order(self.window_of(epoch, positions))
+        windows = _in_order(self._locate(epoch, check_positions(positions, self.count))[0])
         last = (self.blocks_per_epoch - 1) // self.window
         return self.ranges(epoch, _in_order(np.append(windows, np.minimum(windows + 1, last))))
 

@@ -20,13 +20,14 @@ import numpy as np
 from hpctrain.data.samplers.order import Sampler, check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import ConfigError, DataError
 
 _CACHE_BYTES = 32 * 2**20  # of kept windows; at least two are kept
 
 
 class Buckets:
     """The samples of `sampler`, sorted by length in each window, with the units of it shuffled.
+
+    A window has whole units: it is a multiple of `size`.
 
     If the last window cannot be divided into whole units of `size`, its last samples in the order
     of the sampler, of any length, form a shorter unit at the end. `lengths` returns those of the
@@ -42,11 +43,6 @@ class Buckets:
         size: int,
         seed: int = 0,
     ) -> None:
-        if size < 1 or window < 1 or window % size:
-            raise ConfigError(
-                f"a window of {window} positions in units of {size}: the window must be a "
-                f"positive multiple of {max(size, 1)}"
-            )
         self.sampler, self.lengths, self.count = sampler, lengths, sampler.count
         self.window, self.size, self.seed = window, size, seed
         keep = max(2, min(64, _CACHE_BYTES // (8 * window)))
@@ -65,12 +61,7 @@ class Buckets:
         start = window * self.window
         stop = min(start + self.window, self.count)
         table = self.sampler(epoch, np.arange(start, stop))
-        lengths = np.asarray(self.lengths(table))
-        if lengths.shape != table.shape:
-            raise DataError(
-                f"lengths {lengths.dtype.name} {list(lengths.shape)} of {len(table)} samples: "
-                "there is one number for each"
-            )
+        lengths = self.lengths(table)
         units = len(table) // self.size
         if units:
             whole = units * self.size

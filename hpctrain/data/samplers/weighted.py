@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from hpctrain.data.samplers.order import check_positions
 from hpctrain.data.samplers.permutation import groups, make_key, permute_each
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import DataError
 
 
 class Balanced:
@@ -27,11 +26,6 @@ class Balanced:
     """
 
     def __init__(self, labels: NDArray[Any], seed: int) -> None:
-        if labels.ndim != 1 or labels.dtype.kind not in "iu" or not labels.size:
-            raise DataError(
-                f"labels {labels.dtype.name} {list(labels.shape)}: they are integers, one for "
-                "each sample, at least one"
-            )
         self.classes, sizes = np.unique(labels, return_counts=True)
         small = np.int32 if len(labels) <= 2**31 else np.int64
         self._members = np.argsort(labels, kind="stable").astype(small)  # class by class

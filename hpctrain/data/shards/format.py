@@ -31,61 +31,37 @@ import numpy as np
 
 from hpctrain.data.shards.commit import storage_error
 from hpctrain.data.shards.compression import Compression
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.ragged import Ragged
-from hpctrain.data.shards.sample_schema import (
-    ArrayBatch,
-    check_batch,
-    check_fields,
-    infer_fields,
-    sample_nbytes,
-)
-from hpctrain.data.shards.shard import NONE, shard_name, write_shard
+from hpctrain.data.shards.sample_schema import sample_nbytes
+from hpctrain.data.shards.shard import shard_name, write_shard
 from hpctrain.data.shards.types import Array
-
-MAX_BYTES = 256 * 2**20
 
 
 class ShardFiles:
     """Writes samples into shards in one folder, and nothing else: no index, no lock.
 
     It takes the memory of about a shard for each split; a compressed shard takes two more while it
-    is written. Without `fields` the schema is that of the first batch. `max_bytes` is the data in
-    one shard, before it is compressed. Without `sync` the caller forces the shards to the disk.
+    is written. `max_bytes` is the data in one shard, before it is compressed. The caller forces the
+    shards to the disk.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        fields: Mapping[str, Field] | None = None,
-        max_bytes: int = MAX_BYTES,
-        compression: Compression = NONE,
-        *,
-        sync: bool = True,
+        self, folder: Path, fields: Mapping[str, Field], max_bytes: int, compression: Compression
     ) -> None:
         self._folder, self._max_bytes, self._compression = folder, max_bytes, compression
-        self._sync = sync
-        self.fields = self._checked(fields) if fields is not None else {}
+        self._fields = fields
         self._splits: dict[str, _Split] = {}
 
-    def add(self, split: str, batch: ArrayBatch) -> None:
-        """Append a copy of samples to `split`.
+    def add(self, split: str, rows: Mapping[str, Array | Ragged]) -> None:
+        """Append a copy of at least one sample, which fits the schema, to `split`.
 
-        A field is (n, *shape); a variable-length one is a `Ragged` or a list of n arrays
-        (length, *shape).
+        A field is (n, *shape); a variable-length one is a `Ragged`. See `sample_schema`.
         """
-        if batch and not any(len(value) for value in batch.values()):
-            return
-        if not self.fields:
-            self.fields = self._checked(infer_fields(batch))
-        rows = check_batch(batch, self.fields)
-        if split not in self._splits:
-            check_name(split, "split")
-            self._splits[split] = _Split(split)
-        state = self._splits[split]
-        ends = np.cumsum(sample_nbytes(rows, self.fields))
+        state = self._splits.setdefault(split, _Split(split))
+        ends = np.cumsum(sample_nbytes(rows, self._fields))
         start, before = 0, 0
         while start < len(ends):
             room = self._max_bytes - state.bytes
@@ -109,23 +85,19 @@ class ShardFiles:
         shards = [shard for state in self._splits.values() for shard in state.shards]
         return shards, {state.name: state.moments for state in self._splits.values()}
 
-    def _checked(self, fields: Mapping[str, Field]) -> dict[str, Field]:
-        self._compression.check(fields)
-        return check_fields(fields)
-
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
             size, digest = write_shard(
-                *(path, state.name, self.fields, state.parts, self._compression), sync=self._sync
+                *(path, state.name, self._fields, state.parts, self._compression), sync=False
             )
         except OSError as error:
             raise storage_error(path, error) from None
         elements = {
             name: sum(len(part.values) for part in parts)
             for name, parts in state.parts.items()
-            if self.fields[name].variable
+            if self._fields[name].variable
         }
         state.shards.append(Shard(path.name, state.name, state.count, size, digest, elements))
         state.clear()

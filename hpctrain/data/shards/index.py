@@ -61,6 +61,7 @@ The fields of HDF5 files that others wrote (`python -m data_prep index`) need no
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -77,6 +78,7 @@ FILE = "index.json"
 FORMAT = "hpctrain-shards"
 VERSION = 1
 LARGEST = 1 << 30  # bytes; 100,000 shards take 20 MB
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _NO_ELEMENTS: Mapping[str, int] = {}  # shared by 100,000 shards
 
 
@@ -256,6 +258,11 @@ class Index:
                 f"({index.digest}): edited by hand? Run data_prep again"
             )
         return index
+
+
+def is_url(source: str | Path) -> bool:
+    """Return whether `source` has the form PROTOCOL://… and is not a path."""
+    return _URL.match(str(source)) is not None
 
 
 class _Head(Record, frozen=True):

@@ -28,19 +28,6 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     return dict(fields)
 
 
-def infer_fields(batch: ArrayBatch) -> dict[str, Field]:
-    """Return the schema of a batch: a list or a `Ragged` is a variable-length field."""
-    fields = {}
-    for name, value in batch.items():
-        array = value if isinstance(value, np.ndarray) else value[0]
-        variable = not isinstance(value, np.ndarray)
-        try:
-            fields[name] = Field(array.dtype.newbyteorder("=").name, array.shape[1:], variable)
-        except DataError as error:
-            raise DataError(f"field {name!r}: {error}") from None
-    return fields
-
-
 def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
     """Return the batch in the order of the schema, each variable-length field as a `Ragged`."""
     if set(batch) != set(fields):

@@ -16,7 +16,7 @@ from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.data.source import SampleId, Source, fixed_size
+from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.errors import DataError
 
 
@@ -44,7 +44,7 @@ class Concat(Source):
             found = source.read(own, out)
             return {name: found[name] for name in self.fields}
         read = [(rows, source.read(own)) for source, own, rows in parts]
-        fixed = fixed_size(self.fields, indices.size, out)
+        fixed = new_arrays(self.fields, indices.size) if out is None else out
         joined: dict[str, Array | Ragged] = {}
         for name in self.fields:
             pieces = [(rows, part[name]) for rows, part in read]

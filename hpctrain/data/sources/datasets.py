@@ -12,18 +12,22 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from math import gcd, prod
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
-from hpctrain.data.shards.storage.chunks import Chunked
 from hpctrain.data.shards.storage.file import Stamp
 from hpctrain.data.shards.storage.layout import ShardLayout
-from hpctrain.data.shards.storage.plain import Plain
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hpctrain.data.shards.storage.chunks import Chunked
+    from hpctrain.data.shards.storage.plain import Plain
 
 # The dtype of a word by its bytes. torch copies large rows of single bytes about 10 % slower.
 WORDS = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}
@@ -78,8 +82,6 @@ class _Arena:
                 if self.slots == 1:
                     raise
                 self.slots = max(1, self.slots // 4)
-        memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
-        self._memory = torch.frombuffer(memory, dtype=torch.uint8)
         self._views: dict[tuple[int, int], torch.Tensor] = {}  # by length and word size
         weakref.finalize(self, _libc.munmap, start, reserved)
 
@@ -99,17 +101,22 @@ class _Arena:
         All rows lie in mapped files. The addresses and the size of a row are multiples of `word`
         bytes, one of WORDS.
         """
+        import torch  # data_prep reads without it, and without mapping
+
         places = torch.from_numpy(addresses // word if word > 1 else addresses)
         count = places.shape[0]
         # A batch is copied in half a millisecond, so only two Python calls are made here.
         rows = torch.from_numpy(np.ndarray((count, out.nbytes // (count * word)), WORDS[word], out))
         torch.index_select(self._rows(rows.shape[1], word), 0, places, out=rows)
 
-    def _rows(self, size: int, word: int) -> torch.Tensor:
+    def _rows(self, size: int, word: int) -> "torch.Tensor":
         """Return a view (many, size) whose row `a` is the `size` words that begin at word `a`."""
         view = self._views.get((size, word))
         if view is None:
-            words = self._memory.view(torch.from_numpy(np.empty(0, WORDS[word])).dtype)
+            import torch
+
+            memory = (ctypes.c_uint8 * self.bytes).from_address(self._base)
+            words = torch.frombuffer(memory, dtype=torch.from_numpy(np.empty(0, WORDS[word])).dtype)
             view = words.as_strided((len(words) - size + 1, size), (1, 1))
             if len(self._views) < 64:  # padded rows may have any length
                 self._views[size, word] = view
@@ -193,19 +200,22 @@ class Datasets:
         self, name: str, shards: Int64s, starts: Int64s, length: int, out: Array
     ) -> None:
         """Read spans as `spans` does where not all can be gathered."""
-        rows = torch.from_numpy(out.reshape(-1).view(np.uint8)).view(len(starts), -1)
+        dtype, shape = self._types[name]
+        rows = out.reshape(-1).view(dtype).reshape(len(starts), length, *shape)
         mapped = self._bases[name][shards] >= 0
         if mapped.any():
-            found = np.empty((int(mapped.sum()), rows.shape[1]), np.uint8)
+            found = np.empty((int(mapped.sum()), *rows.shape[1:]), dtype)
             self._gather(name, shards[mapped], starts[mapped], found)
-            rows[torch.from_numpy(mapped)] = torch.from_numpy(found)
-        dtype, shape = self._types[name]
+            rows[mapped] = found
         for shard in np.unique(shards[~mapped]).tolist():
             here = np.flatnonzero(shards == shard)
-            spans = np.empty((len(here), length, *shape), dtype)
-            _read(self.layouts[shard].rows[name], starts[here], length, spans)
-            flat = torch.from_numpy(spans.reshape(-1).view(np.uint8))
-            rows[torch.from_numpy(here)] = flat.view(len(here), -1)
+            stored = self.layouts[shard].rows[name]
+            if len(here) == len(rows):
+                _read(stored, starts, length, rows)
+                return
+            spans = np.empty((len(here), *rows.shape[1:]), dtype)
+            _read(stored, starts[here], length, spans)
+            rows[here] = spans
 
     def runs(self, name: str, shards: Int64s, starts: Int64s, ends: Int64s, out: Array) -> None:
         """Read spans of FIELD/values of different lengths, end to end, into `out` (total, *shape).
@@ -263,10 +273,13 @@ def _elements(fields: Mapping[str, Field]) -> Iterator[tuple[str, tuple[str, tup
             yield name, (field.dtype, field.shape)
 
 
-def _read(dataset: Chunked | Plain, starts: Int64s, length: int, out: Array) -> None:
+def _read(dataset: "Chunked | Plain", starts: Int64s, length: int, out: Array) -> None:
     """Fill `out`, (n, length, *shape)."""
-    if length <= SHORT:
+    first, count = int(starts[0]), len(starts) * length
+    if (np.diff(starts) == length).all():  # one after the other
+        dataset.copy(first, first + count, out.reshape(count, *out.shape[2:]))
+    elif length <= SHORT:
         out[:] = dataset.rows((starts[:, None] + np.arange(length)).reshape(-1)).reshape(out.shape)
-        return
-    for row, start in enumerate(starts.tolist()):
-        dataset.copy(start, start + length, out[row])
+    else:
+        for row, start in enumerate(starts.tolist()):
+            dataset.copy(start, start + length, out[row])

@@ -14,7 +14,6 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +51,7 @@ def decode(
     Images of more than MAX_PIXELS are refused before they are decoded. `samples` are the indices
     in the data set, for messages. The threads of `pool` share the work; None: this thread decodes.
     """
-    _pillow()
+    pillow()
     names = range(len(images)) if samples is None else samples
     height, width = size or _size(images[0], names[0])
     pixels = np.empty((len(images), 3, height, width), np.uint8) if out is None else out
@@ -86,7 +85,7 @@ class Decoded(PerProcess, Source):
         fit: _Fit = "exact",
         threads: int = 4,
     ) -> None:
-        _pillow()
+        pillow()
         if source.fields.get(field) != Field("uint8", variable=True):
             known = ", ".join(f"{name} {spec}" for name, spec in source.fields.items())
             raise DataError(f"field {field!r} holds no encoded images, uint8[*]; there are {known}")
@@ -111,11 +110,11 @@ class Decoded(PerProcess, Source):
         self, indices: Int64s, out: Mapping[str, Array] | None = None
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
-        filled = dict(out or {})
-        pixels = filled.pop(self._field, None)
-        rows = dict(self._source.read(indices, filled))
+        others = out and {name: array for name, array in out.items() if name != self._field}
+        rows = dict(self._source.read(indices, others))
         images: Any = rows[self._field]
         options = self._options | {"samples": indices.tolist(), "pool": self._pool}
+        pixels = None if out is None else out[self._field]
         rows[self._field] = decode(images, **options, out=pixels)
         return rows
 
@@ -132,7 +131,8 @@ class Decoded(PerProcess, Source):
         self._source.read_ahead(blocks)
 
 
-def _pillow() -> ModuleType:
+def pillow() -> Any:
+    """Return Pillow's module `Image`."""
     try:
         from PIL import Image
     except ImportError:
@@ -142,34 +142,34 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _open(content: Array, sample: int) -> Any:
-    """Return an image whose header has been read and checked."""
-    pillow = _pillow()
+def opened(content: bytes) -> Any:
+    """Return a Pillow image whose header has been read and checked.
+
+    A DataError says why "it" is not decoded. What Pillow raises for damaged files passes.
+    """
+    library = pillow()
     try:
-        image = pillow.open(io.BytesIO(content.tobytes()), formats=FORMATS)
-    except Exception as error:  # Pillow raises several types for damaged files
-        reason = "not a JPEG, PNG or WebP file" if "cannot identify" in str(error) else error
+        image = library.open(io.BytesIO(content), formats=FORMATS)
+    except library.UnidentifiedImageError:
+        raise DataError(f"it is no JPEG, PNG or WebP, but {len(content)} bytes") from None
+    if image.width * image.height > MAX_PIXELS:
         raise DataError(
-            f"the image of sample {sample}, {len(content)} bytes, cannot be read: {reason}"
-        ) from None
-    if problem := too_large(image):
-        raise DataError(f"the image of sample {sample}: {problem}")
+            f"its header says {image.height} x {image.width} pixels; at most {MAX_PIXELS:,} are "
+            "decoded, because a file of a few KB can need many GB of memory"
+        )
+    return image
+
+
+def _open(content: Array, sample: int) -> Any:
+    """Open an image of 8 bits a channel."""
+    with _decoding(sample):
+        image = opened(content.tobytes())
     if is_deep(image):
         raise DataError(
             f"the image of sample {sample} has more than 8 bits a channel (mode {image.mode!r}): "
             "store such images as arrays"
         )
     return image
-
-
-def too_large(image: Any) -> str:
-    """Return why a Pillow image is not decoded, by the size that its header says; "" if it is."""
-    if image.width * image.height <= MAX_PIXELS:
-        return ""
-    return (
-        f"its header says {image.height} x {image.width} pixels; at most {MAX_PIXELS:,} are "
-        "decoded, because a file of a few KB can need many GB of memory"
-    )
 
 
 def is_deep(image: Any) -> bool:
@@ -240,5 +240,5 @@ def _fitted(image: Any, size: Size, fit: _Fit, sample: int) -> Any:
         right, bottom = right - left, bottom - top
     if (image.height, image.width) == size:
         return image
-    bilinear = _pillow().Resampling.BILINEAR
+    bilinear = pillow().Resampling.BILINEAR
     return image.resize((width, height), bilinear, box=(left, top, right, bottom))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -129,15 +129,13 @@ def _check_touched(path: Path, entry: Shard, stamp: Stamp) -> None:
 
 
 T = TypeVar("T")
-IO = Literal["auto", "mmap", "read"]
 
 
 class OpenShards:
     """Shards that are opened when they are first needed. Threads may share them, processes not.
 
-    A shard is known by its number in `shards`. `io` says how uncompressed, contiguous data is read:
-    "mmap", "read", or "auto", which is "read" on network file systems. `_ShardWatch` explains the
-    rest.
+    A shard is known by its number in `shards`. Uncompressed, contiguous data is `mapped`, but read
+    on network file systems. `_ShardWatch` explains the rest.
     """
 
     def __init__(
@@ -145,11 +143,11 @@ class OpenShards:
         shards: Sequence[Shard],
         place: ShardPlace,
         fields: Mapping[str, Field],
-        io: IO,
+        mapped: bool,
         since_ns: int,
         first_use: bool,
     ) -> None:
-        self._shards, self._place, self._fields, self._io = shards, place, fields, io
+        self._shards, self._place, self._fields, self._mapped = shards, place, fields, mapped
         self._kind = cache(kind_of)
         # What is full is retired: it ends when nobody reads from it.
         self._datasets = self._retired = Datasets(shards, fields)
@@ -206,13 +204,15 @@ class OpenShards:
             with self._changed:
                 if datasets is not self._datasets:
                     continue
-                open_then = len(datasets.layouts) + len(missing)
-                if datasets.layouts and open_then > self._limit(datasets):
+                # Another thread may have opened some meanwhile.
+                each = zip(missing, paths, stamps, strict=True)
+                new = [one for one in each if not datasets.is_open[one[0]]]
+                open_then = len(datasets.layouts) + len(new)
+                if new and datasets.layouts and open_then > self._limit(datasets):
                     self._retire(datasets)
                     continue
-                for shard, path, stamp in zip(missing, paths, stamps, strict=True):
-                    if not datasets.is_open[shard]:
-                        datasets.add(shard, self._layout(shard, path, stamp))
+                for shard, path, stamp in new:
+                    datasets.add(shard, self._layout(shard, path, stamp))
                 datasets.users += 1
                 return datasets
 
@@ -248,7 +248,7 @@ class OpenShards:
                 self._admitted_again += 1
 
     def _layout(self, shard: int, path: Path, stamp: Stamp) -> ShardLayout:
-        mapped = self._io == "mmap" or (self._io == "auto" and self._kind(path.parent) != "network")
+        mapped = self._mapped and self._kind(path.parent) != "network"
         layout = ShardLayout(path, self._shards[shard], self._fields, mapped=mapped)
         layout.check_is(stamp)
         return layout

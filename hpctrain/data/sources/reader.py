@@ -12,7 +12,6 @@ unchanged files: see `hpctrain.data.sources.opened`.
 Threads may share a reader.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -22,16 +21,15 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from hpctrain.base.forks import PerProcess
-from hpctrain.data.places.origin import is_url, load_index
-from hpctrain.data.places.placement import ShardPlace, open_place
+from hpctrain.data.places.placement import ShardPlace, load_index, open_place
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
-from hpctrain.data.shards.index import Index, Shard
+from hpctrain.data.shards.index import Index, Shard, is_url
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.data.source import SampleId, Source, fixed_size
+from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.data.sources.opened import IO, OpenShards
+from hpctrain.data.sources.opened import OpenShards
 from hpctrain.errors import DataError
 
 T = TypeVar("T")
@@ -43,12 +41,12 @@ class Reader(PerProcess, Source):
     """The samples of one split, 0 to len(reader) - 1.
 
     `folder` may be a URL. `place` says where the shards' files are, if not there, and `index` is
-    that of the data set, if it has been read. `io` says how contiguous datasets are read: "mmap"
-    maps them, "read" reads them, "auto" reads them on network file systems and maps them on others.
-    With `first_use` a shard is compared with its digest when it is first opened.
+    that of the data set, if it has been read. Contiguous datasets are mapped; on network file
+    systems, and without `mapped`, they are read. With `first_use` a shard is compared with its
+    digest when it is first opened.
     """
 
-    OWN = ("_lock", "_opened")
+    OWN = ("opened",)
 
     def __init__(
         self,
@@ -58,25 +56,29 @@ class Reader(PerProcess, Source):
         *,
         place: ShardPlace | None = None,
         index: Index | None = None,
-        io: IO = "auto",
+        mapped: bool = True,
         first_use: bool = False,
     ) -> None:
         self.folder = folder if is_url(folder) else Path(folder)
         self.split, self.index = split, index or load_index(folder)
-        self.fields: Mapping[str, Field] = self._select(fields)
+        self.fields: Mapping[str, Field] = self.index.fields
+        if fields is not None:
+            self.fields = self._select(fields)
         chosen = self.index.split(split)
         self.shards: tuple[Shard, ...] = chosen.shards
         self._place = place or open_place(folder, "none", self.shards)
-        self._io: IO = io
-        self._first_use = first_use
+        self._mapped, self._first_use = mapped, first_use
         self._samples = EndToEnd([shard.count for shard in chosen.shards])
         self._announced: set[tuple[int, int]] = set()
         self._since_ns = time.time_ns()
         super().__init__()
 
     def _begin(self) -> None:
-        self._opened: OpenShards | None = None
-        self._lock = threading.Lock()
+        # The shards that this process has open; none before the first read.
+        self.opened = OpenShards(
+            *(self.shards, self._place, self.fields),
+            *(self._mapped, self._since_ns, self._first_use),
+        )
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -86,7 +88,7 @@ class Reader(PerProcess, Source):
     ) -> dict[str, Array | Ragged]:
         """Return the samples `indices`, in that order; see `hpctrain.data.source.Source`."""
         shards, rows = self.locate(indices)
-        found = fixed_size(self.fields, len(rows), out)
+        found = new_arrays(self.fields, len(rows)) if out is None else out
 
         def read(part: slice, datasets: Datasets) -> dict[str, Ragged]:
             for name, array in found.items():
@@ -145,7 +147,7 @@ class Reader(PerProcess, Source):
 
     def only(self, fields: Iterable[str]) -> Self:
         """Return a reader of the same samples that reads these fields alone."""
-        options: Any = {"place": self._place, "index": self.index, "io": self._io}
+        options: Any = {"place": self._place, "index": self.index, "mapped": self._mapped}
         return type(self)(self.folder, self.split, fields, **options, first_use=self._first_use)
 
     def block_size(self) -> int:
@@ -199,34 +201,20 @@ class Reader(PerProcess, Source):
                     if not field.variable:
                         datasets.will_need(name, shard, low, high)
 
-    @property
-    def opened(self) -> OpenShards:
-        """The shards that this process has open."""
-        if self._opened is None:
-            with self._lock:
-                if self._opened is None:
-                    self._opened = OpenShards(
-                        *(self.shards, self._place, self.fields),
-                        *(self._io, self._since_ns, self._first_use),
-                    )
-        return self._opened
-
     def _in_parts(self, shards: Int64s, read: Callable[[slice, Datasets], T]) -> list[T]:
         """Return what `read` returns for parts of `shards`, as many as may be open at once."""
         opened, size = self.opened, self.opened.at_once
         parts = [slice(first, first + size) for first in range(0, max(1, len(shards)), size)]
         return [opened.read(shards[part], partial(read, part)) for part in parts]
 
-    def _select(self, names: Iterable[str] | None) -> dict[str, Field]:
-        known = self.index.fields
-        chosen = list(known if names is None else names)
-        for name in chosen:
+    def _select(self, names: Iterable[str]) -> dict[str, Field]:
+        known, found = self.index.fields, {}
+        for name in names:
             if name not in known:
-                raise DataError(
-                    f"{self.folder} has no field {name!r}; it has "
-                    + ", ".join(f"{known_name} {field}" for known_name, field in known.items())
-                )
-        return {name: known[name] for name in chosen}
+                there = ", ".join(f"{other} {field}" for other, field in known.items())
+                raise DataError(f"{self.folder} has no field {name!r}; it has {there}")
+            found[name] = known[name]
+        return found
 
     def _read_ragged(self, datasets: Datasets, name: str, shards: Int64s, rows: Int64s) -> Ragged:
         starts, stops = _places(datasets, name, shards, rows)

@@ -20,7 +20,7 @@ import numpy as np
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.data.source import SampleId, Source, fixed_size
+from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
 from hpctrain.errors import DataError
 
@@ -72,7 +72,7 @@ class Windows(Source):
     def read(self, indices: Int64s, out: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """Return the windows `indices`, in that order; see `Reader.read`."""
         shards, starts = self._locate(indices)
-        found = fixed_size(self.fields, len(starts), out)
+        found = new_arrays(self.fields, len(starts)) if out is None else dict(out)
         self._reader.spans(self._field, shards, starts, self._length, found[self._field])
         if self._field + DOCUMENT in found:
             self._number(shards, starts, found[self._field + DOCUMENT])

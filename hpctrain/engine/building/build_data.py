@@ -20,10 +20,9 @@ from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.loading.steps import Tail
-from hpctrain.data.places.origin import load_index
-from hpctrain.data.places.placement import ShardPlace, open_place
+from hpctrain.data.places.placement import ShardPlace, load_index, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.shards.index import Index, Shard, Statistics
+from hpctrain.data.shards.index import Shard, Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.engine.parallel.mesh import Mesh
@@ -51,7 +50,6 @@ class DataBuilder:
     ) -> None:
         self._data, self._sizes, self._seed, self._mesh = data, sizes, seed, mesh
         self._cores = cores
-        self._indices: dict[str, Index] = {}
         self._closes: list[Callable[[], None]] = []
 
     def training(self) -> DevicePrefetcher:
@@ -152,7 +150,7 @@ class DataBuilder:
 
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """Return the source of the loader, and the reader of shards below it."""
-        data, index = self._data, self._index(path)
+        data, index = self._data, load_index(path)
         place = self._place(path, index.split(split).shards)
         first_use = data.verify == "first_use"
         reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
@@ -303,9 +301,4 @@ class DataBuilder:
 
     def _statistics(self) -> Mapping[str, Statistics]:
         data = self._data
-        return self._index(data.path).statistics.get(data.train_split, {})
-
-    def _index(self, path: str) -> Index:
-        if path not in self._indices:
-            self._indices[path] = load_index(path)
-        return self._indices[path]
+        return load_index(data.path).statistics.get(data.train_split, {})

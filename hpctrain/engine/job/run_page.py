@@ -16,7 +16,7 @@ from hpctrain import __version__
 from hpctrain.base.processes import gpu_driver
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.index import Index
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir

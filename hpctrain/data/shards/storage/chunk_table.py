@@ -85,7 +85,7 @@ class ChunkTable:
 
 def chunk_grid(dataset: h5py.Dataset) -> list[int]:
     """Return the number of chunks along each axis of a dataset."""
-    return _counts(dataset.shape, dataset.chunks)
+    return [-(-size // part) for size, part in zip(dataset.shape, dataset.chunks, strict=True)]
 
 
 def listed_chunks(dataset: h5py.Dataset) -> tuple[Int64s, list[Any]]:
@@ -124,7 +124,3 @@ def filters(dataset: h5py.Dataset) -> list[Filter]:
     """Return the filters of a dataset, in the order in which they were applied."""
     properties = dataset.id.get_create_plist()
     return [Filter(*properties.get_filter(i)) for i in range(properties.get_nfilters())]
-
-
-def _counts(shape: Sizes, chunk: Sizes) -> list[int]:
-    return [-(-size // part) for size, part in zip(shape, chunk, strict=True)]

@@ -3,12 +3,17 @@
 A dataset that is contiguous, uncompressed and in the machine's byte order (as `data_prep` writes
 it) has a byte offset in the file, so its rows can be mapped, or read by `Plain`. Any other layout
 is read by `Chunked`.
+
+HDF5 follows external links, virtual datasets and external storage to any file that the user may
+read: `/etc/passwd` as external storage gives samples of bytes. The digest of a shard covers none of
+that, so a shard from somebody else could be used to read the files of the person who trains on it.
+So no dataset is taken whose values lie in another file.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h5py
 import numpy as np
@@ -16,7 +21,6 @@ import numpy as np
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard, check_shard
 from hpctrain.data.shards.storage.file import Stamp
-from hpctrain.data.shards.storage.inside import Elsewhere, find
 from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION
 from hpctrain.errors import DataError
 
@@ -25,6 +29,7 @@ if TYPE_CHECKING:  # what most shards do not need is imported where it is made
     from hpctrain.data.shards.storage.file import File
     from hpctrain.data.shards.storage.plain import Plain
 
+_MOST_LINKS = 64  # followed one after the other; more are taken for a circle
 _INTEGERS = (*("int8", "int16", "int32", "int64"), *("uint8", "uint16", "uint32", "uint64"))
 
 
@@ -181,3 +186,72 @@ def _is_plain(dataset: h5py.Dataset) -> bool:
         return False
     dtype = dataset.dtype
     return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
+
+
+class Elsewhere(Exception):
+    """The values of a dataset lie in another file; the message says how, after the name."""
+
+
+class Circle(Exception):
+    """Too many links follow each other."""
+
+
+def find(file: h5py.File, place: str) -> h5py.Dataset | None:
+    """Return the dataset at a path in an open file, or None if no dataset is there.
+
+    Soft links are followed inside the file. No other file is opened. A link that leads to another
+    file, and values that lie in another file, raise Elsewhere.
+    """
+    try:
+        here = walk(file["/"], place)
+    except Circle:
+        return None
+    return check_here(here) if isinstance(here, h5py.Dataset) else None
+
+
+def check_here(dataset: h5py.Dataset) -> h5py.Dataset:
+    """Check that the values of a dataset lie in its own file: otherwise this is Elsewhere."""
+    if dataset.is_virtual:
+        others = sorted({source.file_name for source in dataset.virtual_sources()})
+        raise Elsewhere(f"is a virtual dataset, of {', '.join(others[:3])}")
+    if dataset.external:
+        raise Elsewhere(f"is stored in the file {dataset.external[0][0]}")
+    return dataset
+
+
+def walk(root: h5py.Group, place: str) -> Any:
+    """Return the object at a path below a group, or None if there is none; see `find`.
+
+    Links are followed one by one: too many are a Circle.
+    """
+    here: Any = root
+    names, followed = _names(place), 0
+    while names:
+        name = names.pop(0).encode()
+        if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
+            return None
+        if here.id.links.get_info(name).type == h5py.h5l.TYPE_HARD:
+            here = here[name]
+            continue
+        followed += 1
+        target = _target(here, name, followed)
+        names = _names(target) + names
+        here = here.file["/"] if target.startswith("/") else here
+    return here
+
+
+def _target(group: h5py.Group, name: bytes, followed: int) -> str:
+    """Return the path that a soft link has; it is the link number `followed`."""
+    kind = group.id.links.get_info(name).type
+    if kind not in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
+        raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
+    if followed > _MOST_LINKS:
+        raise Circle
+    if kind == h5py.h5l.TYPE_EXTERNAL:
+        raise Elsewhere(f"is a link into {os.fsdecode(group.id.links.get_val(name)[0])}")
+    target: str = group.id.links.get_val(name).decode()
+    return target
+
+
+def _names(place: str) -> list[str]:
+    return [name for name in place.split("/") if name not in ("", ".")]

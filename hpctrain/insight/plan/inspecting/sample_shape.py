@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from hpctrain.config.schema import DataConfig
-from hpctrain.data.places.origin import load_index
+from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader

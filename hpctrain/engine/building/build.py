@@ -11,8 +11,6 @@ import torch
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.memory_fit import STAGED
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import DataConfig, ParallelConfig, TrainConfig
@@ -26,6 +24,7 @@ from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saved_state import StateSizes
+from hpctrain.engine.checkpoint.saving.proof import STAGED
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook
@@ -97,7 +96,7 @@ def build(place: Place) -> Trainer:
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config.checkpoint, train.lora),
-        sizes=StateSizes(optimizer_states(config.optimizer), STAGED / ranks.local_world_size),
+        sizes=StateSizes(config.optimizer.states, STAGED / ranks.local_world_size),
     )
     log_every = observers.report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)

@@ -5,10 +5,10 @@ from functools import partial
 
 import torch
 
-from hpctrain.config.memory_fit import STAGED
 from hpctrain.engine.building import observers
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saved_state import StateSizes
+from hpctrain.engine.checkpoint.saving.proof import STAGED
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.advice import cures
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.advice import cures
 
 if TYPE_CHECKING:
     import torch

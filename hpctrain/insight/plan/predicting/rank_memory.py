@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from hpctrain.base.hardware import Hardware
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -161,7 +160,7 @@ def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
     training, stored = layout.training, stored_bytes(layout.training.precision)
     ranks = layout.degrees.shards(training.parallel)
-    state = optimizer_states(training.optimizer) * stored * trained.part(ranks)
+    state = training.optimizer.states * stored * trained.part(ranks)
     if training.parallel.device == "cpu":
         return stored * (sizes.part(ranks) + trained.part(ranks)) + state
     return sizes.pinned(ranks, stored) + trained.pinned(ranks, stored) + state

@@ -14,7 +14,7 @@ from hpctrain.base.hardware import of_section
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
 from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import changed
 from hpctrain.errors import ConfigError

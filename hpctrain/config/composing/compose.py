@@ -32,7 +32,7 @@ from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 

@@ -42,7 +42,12 @@ class Called:
     @property
     def is_own(self) -> bool:
         """Whether it is of hpctrain or torch."""
-        return targets.is_own(self.node["_target_"])
+        return targets.is_own(str(self.node.get("_target_")))
+
+    @property
+    def signature(self) -> Signature | None:
+        """The signature of one of hpctrain or torch, as far as its source shows it."""
+        return targets.signature(self.node["_target_"]) if self.is_own else None
 
     def misfits(self, known: Signature | None) -> Iterator[str]:
         """Yield what is wrong with its arguments, if the target has this signature."""
@@ -95,10 +100,10 @@ def _listed(config: Config) -> Iterator[Called]:
 def problems(config: Config) -> Iterator[str]:
     """Yield what is wrong with the objects of a config, as far as nothing has to be imported."""
     for one in called(config):
-        if wrong := one.problem:
+        if (known := one.signature) is not None:
+            yield from one.misfits(known)
+        elif wrong := one.problem:
             yield wrong
-        elif one.is_own:
-            yield from one.misfits(targets.signature(one.node["_target_"]))
     if not own_loop.has_own(config):
         yield from parameter_rules.problems(config.optimizer)
 

@@ -9,9 +9,8 @@ from typing import Any
 from hpctrain.base.hardware import Hardware, of_section
 from hpctrain.base.units import ELEMENT_BYTES, GIB
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.combinations import TRANSFORMER
+from hpctrain.config.rules.combinations import TRANSFORMER, refused
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, cures

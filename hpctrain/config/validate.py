@@ -10,7 +10,7 @@ is only asked if the config gives one of the keys that it is about.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hpctrain.base.hardware import of_section
+from hpctrain.base.extensions import offered
 from hpctrain.config import rank_counts
 from hpctrain.config.frozen import plain
 from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError
 
 def _hardware(config: Config) -> Iterator[str]:
     try:
-        of_section(config.hardware)
+        offered("hardware").of_section(config.hardware)
     except ConfigError as error:
         yield str(error)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.hardware import Hardware, load
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
 from hpctrain.insight.estimates.advice import changed, cures, table
+from hpctrain.insight.estimates.hardware import Hardware, load
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.plan_command import planned_of

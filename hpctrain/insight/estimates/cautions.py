@@ -6,7 +6,6 @@ Nothing here stops a run. A formula whose figures are not known says nothing.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hpctrain.base.hardware import Hardware, of_section
 from hpctrain.base.units import ELEMENT_BYTES, GIB
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import TRANSFORMER, refused
@@ -14,6 +13,7 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, cures
+from hpctrain.insight.estimates.hardware import Hardware, of_section
 from hpctrain.insight.estimates.measured_run import runs_of_model
 from hpctrain.insight.estimates.memory_fit import on_gpu
 

@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from torch import nn
 
-from hpctrain.base.hardware import Hardware, Price
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
+from hpctrain.insight.estimates.hardware import Hardware, Price
 from hpctrain.insight.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.insight.plan.budget import Budget
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations

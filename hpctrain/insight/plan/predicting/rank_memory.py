@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hpctrain.base.hardware import Hardware
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -23,6 +22,7 @@ from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.insight.plan.layouts import Layout

@@ -108,7 +108,7 @@ def mask(text: str) -> str:
 
     Credentials in URLs are masked, too.
     """
-    for form in _forms(tuple(known())):
+    for form in _forms(tuple(values)) if (values := known()) else ():
         text = text.replace(form, MASK)
     return _mask_urls(text) if "://" in text else text
 

@@ -1,6 +1,7 @@
 """Compose the config of one command line, by Hydra. `compose_sweep` composes those of a sweep."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -29,12 +30,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.yaml_file import conf_dir, groups
-from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, all_keys, all_members
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
+
+_NUMBERS = ("int", "int | None", "float", "float | None", "list[int]", "list[int] | None")
 
 
 def compose(argv: list[str]) -> Config | None:
@@ -123,6 +125,37 @@ def extending(override: str) -> str:
     name, _, value = override.partition("=")
     free = (key.name for key in all_keys() if key.type.startswith("dict") and "." in key.name)
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
+
+
+def quoted(override: str) -> str:
+    """Return `name='true'` for `name=true`; an override of another type as it is.
+
+    Hydra's grammar reads true, nan, 1e3 and 1_0 as values of their own, whatever the type of the
+    key, and its sweeper writes them in its own way (True, 1000.0). So a text that is quoted stays
+    what was typed, with and without `-m`, as from a file (`hpctrain.base.files.yaml_file`).
+    A number that programs read differently, such as `010`, is a ConfigError.
+    """
+    name, equals, value = override.partition("=")
+    key = name.lstrip("+")
+    if re.search(r"""['"(){}$\\]""", value):
+        return override
+    if _is_text(key):
+        return name + equals + re.sub(r"[^,[\]]+", _quoted, value)
+    for part in re.split(r"[,[\]]", value) if types().get(key) in _NUMBERS else ():
+        if yaml_file.is_disputed(part) and part[-1].isdigit():
+            raise ConfigError(f"{override}: write the number {part} in plain decimal digits")
+    return override
+
+
+def _quoted(part: re.Match[str]) -> str:
+    word = part[0].strip()
+    return part[0] if yaml_file.is_text(word) else f"'{word}'"
+
+
+def _is_text(key: str) -> bool:
+    """Return whether a key holds any text, or texts."""
+    declared = types().get(key) or types().get(key.rpartition(".")[0], "")
+    return declared in yaml_file.TEXTS
 
 
 def store_schema() -> None:

@@ -13,7 +13,7 @@ from inspect import Signature
 from typing import Any
 
 from hpctrain.config.rules import own_loop, parameter_rules, targets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, SchedulerConfig
 
 _CLASS = "it must be package.module.Class"
 
@@ -73,17 +73,20 @@ def called(config: Config) -> Iterator[Called]:
     node |= parameter_rules.weight_decay_of(own)
     inner = {name: f"optimizer.options.{name}" for name in own.options}
     yield Called("optimizer", node, _choose("optimizer"), positional=1, inner=inner)
-    schedule = config.scheduler
-    if schedule._target_ is not None:
-        yield Called(
-            "scheduler",
-            {"_target_": schedule._target_, **schedule.options},
-            "it must be package.module.function",
-            positional=1,
-            inner={name: f"scheduler.options.{name}" for name in schedule.options},
-            maybe=("max_steps",),
-        )
+    if config.scheduler._target_ is not None:
+        yield _schedule(config.scheduler)
     yield from _listed(config)
+
+
+def _schedule(own: SchedulerConfig) -> Called:
+    return Called(
+        "scheduler",
+        {"_target_": own._target_, **own.options},
+        "it must be package.module.function",
+        positional=1,
+        inner={name: f"scheduler.options.{name}" for name in own.options},
+        maybe=("max_steps",),
+    )
 
 
 def _listed(config: Config) -> Iterator[Called]:

@@ -234,8 +234,7 @@ def config(cell: Cell) -> Config:
     made = config_with(keys | dict(cell.keys))
     degrees = Degrees.of(made.parallel, cell.ranks)
     problems = [*parallel_problems(made, degrees)]
-    if weights := made.parallel.weights:
-        problems += batch_sizes.weight_problems(made.launch, weights, degrees)
+    problems += batch_sizes.weight_problems(made.launch, made.parallel.weights, degrees)
     problems += batch_sizes.problems(made.train, made.parallel, degrees)
     assert not problems, problems
     return made

@@ -135,10 +135,12 @@ def problems(train: TrainConfig, parallel: ParallelConfig, degrees: Degrees) -> 
 
 
 def weight_problems(
-    launch: LaunchConfig, weights: Sequence[int], degrees: Degrees
+    launch: LaunchConfig, weights: Sequence[int] | None, degrees: Degrees
 ) -> Iterator[str]:
     """Yield why the nodes do not fit `parallel.weights`."""
     ranks = degrees.ranks
+    if weights is None:
+        return
     key = f"parallel.weights={weights}"
     nodes, rest = divmod(ranks, launch.tasks_per_node)
     if rest or nodes not in launch.node_numbers:  # torchrun and sbatch start other numbers of ranks

@@ -31,7 +31,7 @@ _known: list[Metric] = []
 
 def registered(group: str = "") -> list[Metric]:
     """Return the metrics of a group, what stands before the first `/`; "" means all groups."""
-    known = [*_known, *offered("monitor.metrics")] if group in ("", "system") else _known
+    known = [*_known, *offered("sensor_metrics")] if group in ("", "system") else _known
     return [metric for metric in known if not group or metric.name.startswith(f"{group}/")]
 
 

@@ -69,7 +69,7 @@ def prefixes(name: str) -> list[str]:
 def test_each_key_that_a_text_names_exists_and_takes_the_value() -> None:
     files = [*(ROOT / "hpctrain").rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]
     found = [(file, text) for file in files for text in texts(file)]
-    for file in (ROOT / "hpctrain/config").rglob("*.yaml"):
+    for file in (ROOT / "hpctrain").rglob("*.yaml"):
         found += [(file, text) for text in re.findall(r'"([^"]*)"', file.read_text())]
     for page in (ROOT / "docs").glob("*.md"):
         spans = re.findall(r"`([^`\n]+)`", page.read_text())

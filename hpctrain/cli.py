@@ -29,6 +29,7 @@ from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
+    "new": "hpctrain.insight.project.new",
     "status": "hpctrain.runs.commands.status",
     "logs": "hpctrain.runs.commands.logs",
     "cancel": "hpctrain.runs.commands.cancel",

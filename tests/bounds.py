@@ -15,7 +15,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-# float64 rounds at 1e-16, and the mistakes that were measured are above 1e-5: docs/same-numbers.md.
+# float64 rounds at 1e-16, and the mistakes that were measured are above 1e-5:
+# docs/reproducibility.md.
 EXACT = 1e-9
 _FOLDER = "HPCTRAIN_MARGINS"
 _installed = False

@@ -25,6 +25,8 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.data.source import SampleId
 from hpctrain.data.transforms import Transform
 
+_PENDING = 256  # steps whose events are kept until somebody asks
+
 
 class DevicePrefetcher:
     """Iterates over a loader's batches on a device.
@@ -63,10 +65,14 @@ class DevicePrefetcher:
     @property
     def wait_s(self) -> float:
         """See the class; on a GPU only steps that are over count."""
-        while self._waits and all(event.query() for event in self._waits[0]):
+        self._read_waits()
+        return self._waited_s + (self.loader.wait_s if self._device.type != "cuda" else 0.0)
+
+    def _read_waits(self, pending: int = 0) -> None:
+        """Read the events of the steps that are over, while there are more than `pending`."""
+        while len(self._waits) > pending and all(event.query() for event in self._waits[0]):
             asked, there = self._waits.popleft()
             self._waited_s += max(0.0, asked.elapsed_time(there) / 1000)
-        return self._waited_s + (self.loader.wait_s if self._device.type != "cuda" else 0.0)
 
     def state_dict(self) -> dict[str, int]:
         """See `Loader.state_dict`."""
@@ -141,6 +147,7 @@ class DevicePrefetcher:
                 on_the_way -= sent.size
                 current.wait_event(sent.there)
                 self._waits.append((asked, sent.there))
+                self._read_waits(_PENDING)  # nobody may ask for `wait_s` for long
                 for value in sent.batch.values():
                     value.record_stream(current)
                 self._state, self._given = sent.state, sent.step

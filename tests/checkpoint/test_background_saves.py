@@ -23,6 +23,7 @@ from hpctrain.base.processes.child import Child
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving import saves as saves_module
+from hpctrain.engine.checkpoint.saving.shared_memory import _REPORT, SharedMemory
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
@@ -166,6 +167,40 @@ def test_a_killed_writer_costs_no_checkpoint(
 
 def limit(process: int, size: int) -> None:
     resource.prlimit(process, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def spoil(saved: Checkpointer) -> None:
+    """Change what was copied, as if the copy had gone to other pages."""
+    assert saved.saves.writer is not None
+    saved.saves.writer._memory.bytes()[_REPORT : _REPORT + 64] ^= 255
+
+
+def test_a_copy_that_is_not_the_state_is_never_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step = make()
+    step(batch(8), 1e-2)
+    saved = checkpointer(tmp_path / "checkpoints", step)
+    stopped = process_of(saved)
+    saved.save(1, {"step": 1}, background=True)
+    spoil(saved)
+    os.kill(stopped, signal.SIGCONT)
+    with pytest.raises(StorageError, match="is not what the rank has copied to it"):
+        go_on(step, saved)
+    assert not checkpoints(saved.saves.folder)
+    # Where it is seen at once, the state is still there, and is written while the training waits.
+    put = SharedMemory.put
+    monkeypatch.setattr(SharedMemory, "put", lambda *a: (put(*a), spoil(saved)))
+    with caplog.at_level(logging.WARNING):
+        saved.save(2, {"step": 2}, background=True)
+    assert "saves stop the training: what is in the memory for checkpoints is not" in caplog.text
+    now = weights(step)
+    go_on(step, saved)
+    assert not damage(saved.path(2))
+    other = make()
+    assert Checkpointer(saved.saves.folder, 2, here(), other.model, other.optimizer).load_latest()
+    assert torch.equal(weights(other), now)
+    saved.saves.close()
 
 
 def test_what_cannot_be_written_is_said_and_written_once_more(

@@ -3,15 +3,17 @@
 import logging
 import os
 import resource
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hpctrain.base.processes import cgroup
+from hpctrain.base.units import GIB
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.checkpoint.saving import proof
 from hpctrain.engine.checkpoint.saving.proof import prove
+from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.errors import StorageError
 from tests.ranks import run_ranks
 from tests.steps import here, make
@@ -19,9 +21,9 @@ from tests.steps import here, make
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
-def saver(folder: Path, staging: float = 0) -> Checkpointer:
+def saver(folder: Path) -> Checkpointer:
     step = make()
-    return Checkpointer(folder, 2, here(), step.model, step.optimizer, sizes=StateSizes(2, staging))
+    return Checkpointer(folder, 2, here(), step.model, step.optimizer)
 
 
 def test_a_folder_that_takes_no_checkpoint_is_refused_before_the_first_step(
@@ -41,9 +43,9 @@ def test_a_folder_that_takes_no_checkpoint_is_refused_before_the_first_step(
     with pytest.raises(
         StorageError, match="no checkpoint can be written: a checkpoint takes about"
     ):
-        prove(saved.saves, here(), 1e18, 1e18, 0)
+        prove(saved.saves, here(), 1e18, 1e18)
     with caplog.at_level(logging.WARNING):
-        prove(saved.saves, here(), 1e3, 1e18, 0)
+        prove(saved.saves, here(), 1e3, 1e18)
     assert "the disk is nearly full: a checkpoint takes about" in caplog.text
     (tmp_path / "a file").touch()
     with pytest.raises(StorageError, match=r"no checkpoint can be written \(File exists\)"):
@@ -68,22 +70,18 @@ def test_writers_are_started_if_the_memory_has_room_for_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(proof, "SMALL_PART", 1000)
-    saved = saver(tmp_path / "checkpoints", 1e6)
-    saved.prove()
-    assert saved.saves.writer is not None
-    assert len(saved.saves.flags()) == 3
-    saved.saves.close()
-    for staging, memory, may in ((100, 1e12, "0.0 MiB"), (1e6, 2e3, "0.0 MiB")):
-        monkeypatch.setattr(proof, "memory_left", lambda left=memory: left)
-        saved = saver(tmp_path / "checkpoints", staging)
-        with caplog.at_level(logging.WARNING):
-            saved.prove()
-        assert saved.saves.writer is None
-        assert saved.saves.flags() == [], "no step pays for it"
-        assert (
-            f"saves stop the training: a copy takes about 0.0 MiB of each rank, of which {may}"
-            in (caplog.text)
-        )
+    monkeypatch.setattr(proof, "memory_left", lambda: 200 * GIB)
+    limits = list[float]()
+    monkeypatch.setattr(Saves, "start_writers", lambda self, limit: limits.append(limit))
+    saver(tmp_path / "checkpoints").prove()
+    four = replace(here(), world_size=4, local_world_size=4)
+    prove(saver(tmp_path / "checkpoints").saves, four, 1e3, 24 * GIB)
+    assert limits == [100 * GIB, 25 * GIB], "half of it, for all ranks of the node"
+    with caplog.at_level(logging.WARNING):
+        prove((saves := saver(tmp_path / "checkpoints").saves), four, 1e3, 26 * GIB)
+    assert "saves stop the training: a copy takes about 26.0 GiB" in caplog.text
+    assert len(limits) == 2
+    assert saves.flags() == [], "no step pays for it"
 
 
 def proved(folder: Path) -> str:

@@ -56,6 +56,7 @@ def test_every_key_is_there_with_whole_sentences(capsys: pytest.CaptureFixture[s
         (["early-stopping"], ["train.early_stopping.patience"], ["train.max_steps"]),
         (["pyxis"], ["site.container.runtime"], ["site.partition"]),  # an allowed value
         (["gradient_clip_val"], ["train.clip_norm"], ["train.max_steps"]),  # Lightning's name
+        (["amp"], ["precision.compute"], ["data.subset"]),  # torch's, and no part of "samples"
         (["lr_scheduler_type"], ["scheduler.kind"], ["optimizer.lr"]),  # Hugging Face's
         (["seed", "warmup"], ["seed", "scheduler.warmup_steps"], ["optimizer.lr"]),
     ],

@@ -1,7 +1,10 @@
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from hpctrain.data import device_prefetcher
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.transforms import Compose
@@ -68,6 +71,19 @@ def test_the_samples_are_those_of_this_rank_without_the_filling():
             assert rows == batch["x"][batch["mask"]].tolist()
             seen += rows
     assert sorted(seen) == list(range(10))
+
+
+def test_events_of_a_gpu_are_read_though_nobody_asks():
+    """A stub stands for CUDA's events: the last ten steps are not over."""
+    feed = make()
+    for step in range(400):
+        event = SimpleNamespace(query=lambda n=step: n < 390, elapsed_time=lambda _: 10.0)
+        feed._waits.append((event, event))
+        feed._read_waits(device_prefetcher._PENDING)
+        assert len(feed._waits) <= device_prefetcher._PENDING
+    waits = feed.wait_s - feed.loader.wait_s
+    assert waits == pytest.approx(3.9)
+    assert len(feed._waits) == 10
 
 
 @pytest.mark.gpu

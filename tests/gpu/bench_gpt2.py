@@ -5,9 +5,10 @@
                                                             activation checkpointing
     python tests/gpu/bench_gpt2.py --device cpu --tiny      a quick check that it runs
 
-Both loops train the same model object with the same optimizer, so they share its memory and its
-compiled code. They take turns, and the table shows the median of the turns. The loop by hand
-computes the cross-entropy of all logits at once, clips with torch's function and has no metrics.
+Both loops train the same model object with the optimizer that a run has, so they share its memory
+and its compiled code. They take turns, and the table shows the median of the turns. The loop by
+hand computes the cross-entropy of all logits at once, clips with torch's function and has no
+metrics.
 
 MFU = tokens/s x FLOPs per token / peak FLOPs per second of the GPU in dense bf16. The FLOPs per
 token are 6 N + 12 layers x dim x length (PaLM, Chowdhery et al. 2022), from the model's
@@ -30,6 +31,7 @@ import yaml
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -53,6 +55,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a tiny GPT-2, not compiled")
     parser.add_argument("--rows", type=int, help="sequences in a batch (16; Llama 2)")
     parser.add_argument("--length", type=int, help="tokens of a sequence (1024; Llama 4096)")
+    parser.add_argument("--layers", type=int, help="of the model, if not all")
     parser.add_argument("--compile", choices=("off", "blocks", "model"))
     parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
@@ -78,15 +81,16 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
     config = Config()
     config.precision.compute = "bf16"
     config.train.compile = given.compile
+    config.optimizer.lr = LR
     if given.model == "llama3_8b":
         config.precision.params = "bf16"
         config.train.activation_checkpointing = "full"
-    made = functools.partial(Transformer, **(keys | TINY if given.tiny else keys))
+    keys |= (TINY if given.tiny else {}) | ({"layers": given.layers} if given.layers else {})
+    made = functools.partial(Transformer, **keys)
     mesh = Mesh(Degrees(), 0, device)
     precision = Precision(config.precision, device)
     model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
-    optimizer = torch.optim.AdamW(model.parameters, lr=LR, fused=given.device == "cuda")
-    return model, optimizer
+    return model, build_optimizer(config.optimizer, model)
 
 
 def ours(model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Any]:

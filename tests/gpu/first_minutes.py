@@ -1,15 +1,18 @@
-"""The first ten minutes on one GPU: one command, a table of results, a file of the figures.
+"""The first ten minutes on one GPU: one command, a table of results, a page of the figures.
 
-    make gpu                                                all parts, on a GPU
+    make gpu                                                570 seconds; again: what is left
     python -m tests.gpu.first_minutes --only feed waits     some parts
     python -m tests.gpu.first_minutes --device cpu          what a CPU can rehearse
 
 Each part is a process of its own with a time limit, so that one that hangs or dies takes no other
-with it. docs/gpu.md says how to read the table.
+with it. What shows the most comes first. docs/gpu.md says how to read the table.
 """
 
 import argparse
+import compileall
+import importlib.util
 import json
+import math
 import os
 import shlex
 import signal
@@ -17,16 +20,16 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+
+from tests.gpu.report import Result, Results, commit_of, table
 
 ROOT = Path(__file__).parents[2]
 NO_GPU = "no GPU"
@@ -37,6 +40,8 @@ CPU_TOO = True  # a CPU can rehearse the part
 class Part:
     """A part of the table, which is killed after `limit_s` seconds; a CPU may rehearse it.
 
+    It takes about `takes_s` seconds, and is not begun if fewer are left.
+
     The command are arguments of pytest, which begin with a file of tests; or else a module and its
     arguments. The last line that a module prints is JSON, its figures; the line before is the note.
     """
@@ -44,6 +49,7 @@ class Part:
     name: str  # for `--only` and for the file of its output
     shows: str
     command: str
+    takes_s: float
     limit_s: float
     on_cpu: bool = False
 
@@ -68,65 +74,75 @@ class Part:
 _LOSSES = "tests/gpu/test_parallel_gpu.py"
 _RUNS = "tests/gpu/test_gpu.py"
 _TWO = "tests/gpu/test_two_ranks_gpu.py"
-_SAVES = "tests.benchmarks.test_save_stall"
+_SAVES = "tests.benchmarks.test_save_stall --device cuda"
+_BENCH = "tests.gpu.bench_gpt2 --json"
+_LLAMA = "--model llama3_8b --layers 6 --rows 1 --length 8192 --turns 4 --steps 3"
 _INITIAL = "tests/gpu/test_initial_gpu.py"
+_FAULTS = "tests/gpu/test_faults_gpu.py"
 _TRANSFORMS = "test_feed.py tests/data/test_transforms.py tests/gpu/test_transforms_gpu.py"
 _PRECISION = (
     f"{_LOSSES} tests/gpu/test_precision_gpu.py "
     "-k '(precision or fp16 or tf32) and not (checkpointing or compile or offload)'"
 )
-# The first ones come first because the others stand on them.
+# In the order of what a minute of them shows.
 PARTS = (
-    Part("versions", "driver, CUDA, NCCL, cuDNN, GPU, torch", "tests.gpu.versions", 60, CPU_TOO),
-    Part("group", "one rank over NCCL begins and ends", "tests/gpu/test_group_gpu.py", 60, CPU_TOO),
-    Part("waits", "no step waits for the GPU", "tests/gpu/test_no_waits_gpu.py", 120, CPU_TOO),
-    Part("initial", "initial values; repeated runs", f"{_INITIAL} -k 'not offload'", 180),
-    Part("losses", "losses are those of the CPU", f"{_RUNS} -k losses_of", 120, CPU_TOO),
-    Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 120),
-    Part("feed", "checksums behind slow streams", "tests/gpu/test_feed_gpu.py", 120, CPU_TOO),
-    Part("precision", "losses by precision", _PRECISION, 180),
-    Part("compile", "checkpointing x compile", f"{_LOSSES} -k 'checkpointing or compile'", 300),
-    Part("micro-batches", "the size that fits is found", f"{_LOSSES} -k 'auto or accumulate'", 120),
-    Part("offload", "with experts and batch norm, too", f"{_LOSSES} {_INITIAL} -k offload", 180),
-    Part("fp8", "losses of fp8", f"tests/gpu/test_float8_gpu.py {_LOSSES} -k 'float8 or fp8'", 180),
-    Part("attention", "kernels and their memory", "tests/gpu/test_attention_gpu.py", 180),
-    Part("experts", "grouped products are those of a loop", "tests/gpu/test_experts_gpu.py", 60),
-    Part("resume", "dropout; CPU to GPU, and back", f"{_RUNS} -k 'resumed or goes'", 180, CPU_TOO),
-    Part("two ranks", "gloo: ddp and compressions", f"{_TWO} -k ddp", 300, CPU_TOO),
-    Part("stop", "gloo: SIGTERM to one of two ranks", f"{_TWO} -k sigterm", 120, CPU_TOO),
-    Part("saves", "the stall of a save in the background", f"{_SAVES} --device cuda", 120),
-    Part("gpt2", "GPT-2 124M beside a loop by hand", "tests.gpu.bench_gpt2 --json", 300),
+    Part("versions", "versions; copies to pinned memory", "tests.gpu.versions", 10, 60, CPU_TOO),
+    Part("nvml", "what NVML answers, as a recording", "tests.gpu.nvml_answers", 10, 60),
+    Part("waits", "no step waits for the GPU", "tests/gpu/test_no_waits_gpu.py", 40, 120, CPU_TOO),
+    Part("losses", "losses are those of the CPU", f"{_RUNS} -k losses_of", 45, 120, CPU_TOO),
+    Part(
+        "resume", "bitwise; CPU to GPU, and back", f"{_RUNS} -k 'resumed or goes'", 45, 180, CPU_TOO
+    ),
+    Part("two runs", "saves of two runs", "tests/gpu/test_two_runs_gpu.py", 30, 120, CPU_TOO),
+    Part("gpt2", "GPT-2 124M beside a loop by hand", _BENCH, 70, 300),
+    Part("llama", "6 layers of Llama 3 8B, 8,192 tokens", f"{_BENCH} {_LLAMA}", 80, 300),
+    Part("saves", "the stall of a save of 1.4 GB", f"{_SAVES} --width 1640", 60, 180),
+    Part("memory", "peaks beside those of plan", "tests/gpu/test_memory_gpu.py", 30, 120, CPU_TOO),
+    Part("attention", "kernels and their memory", "tests/gpu/test_attention_gpu.py", 50, 180),
+    Part(
+        "offload", "with experts and batch norm, too", f"{_LOSSES} {_INITIAL} -k offload", 50, 180
+    ),
+    Part("kill", "ranks that are killed go on", f"{_FAULTS} -k killed", 40, 300),
+    Part("stop", "gloo: SIGTERM to one of two ranks", f"{_TWO} -k sigterm", 20, 120, CPU_TOO),
+    Part("digits", "the host's share of a step", "tests.gpu.bench_digits", 20, 60),
+    Part("group", "one rank over NCCL", "tests/gpu/test_group_gpu.py", 15, 60, CPU_TOO),
+    Part("initial", "initial values; repeated runs", f"{_INITIAL} -k 'not offload'", 60, 180),
+    Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 30, 120),
+    Part("feed", "sums behind slow streams", "tests/gpu/test_feed_gpu.py", 30, 120, CPU_TOO),
+    Part("hang", "a kernel that does not end is named", f"{_FAULTS} -k kernel", 60, 180),
+    Part("restart", "compiled code is found again", "tests/gpu/test_restart_gpu.py", 60, 240),
+    Part("precision", "losses by precision", _PRECISION, 60, 180),
+    Part(
+        "compile", "checkpointing x compile", f"{_LOSSES} -k 'checkpointing or compile'", 120, 300
+    ),
+    Part("micro-batches", "the size that fits", f"{_LOSSES} -k 'auto or accumulate'", 30, 120),
+    Part(
+        "fp8",
+        "losses of fp8",
+        f"tests/gpu/test_float8_gpu.py {_LOSSES} -k 'float8 or fp8'",
+        60,
+        180,
+    ),
+    Part(
+        "experts", "grouped products are those of a loop", "tests/gpu/test_experts_gpu.py", 15, 60
+    ),
+    Part("two ranks", "gloo: ddp and compressions", f"{_TWO} -k ddp", 120, 300, CPU_TOO),
 )
-# What one GPU cannot show; the table says so.
-TWO_GPUS = (
-    "NCCL's destroy after an exception on one rank",
-    "GPUs of Slurm's tasks (cgroups), and one GPU for each of several ranks",
-    "FSDP, TP, PP and EP over NCCL",
-)
 
 
-@dataclass
-class Result:
-    """How a part ended."""
+def run(part: Part, folder: Path, device: str, gpu: bool, left_s: float) -> Result:
+    """Run a part, and keep its output as NAME.log in `folder`; the device "cpu" rehearses it.
 
-    name: str
-    state: str  # passed, failed, timeout, missing (a file of the part is not there) or skipped
-    seconds: float = 0.0
-    note: str = ""  # why it did not pass, or a figure in words
-    figures: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the command must fail because of this part."""
-        return self.state in ("failed", "timeout", "missing")
-
-
-def run(part: Part, folder: Path, device: str, gpu: bool) -> Result:
-    """Run a part, and keep its output as NAME.log in `folder`; the device "cpu" rehearses it."""
+    It is killed after its limit, or `left_s` seconds.
+    """
     if part.missing:
         return Result(part.name, "missing", note=", ".join(part.missing))
     if (device == "cuda" and not gpu) or (device == "cpu" and not part.on_cpu):
         return Result(part.name, "skipped", note=NO_GPU)
+    if left_s < part.takes_s:
+        note = f"it takes about {part.takes_s:g} s, and {max(0.0, left_s):.0f} s are left"
+        return Result(part.name, "skipped", note=note)
+    limit_s = min(part.limit_s, left_s)
     log = folder / f"{part.name.replace(' ', '-')}.log"
     report = log.with_suffix(".xml")
     report.unlink(missing_ok=True)
@@ -144,14 +160,14 @@ def run(part: Part, folder: Path, device: str, gpu: bool) -> Result:
             start_new_session=True,  # a process group of its own ends with the part
         )
         try:
-            code: int | None = process.wait(part.limit_s)
+            code: int | None = process.wait(limit_s)
         except subprocess.TimeoutExpired:
             code = None
         finally:
             end(process)
     seconds = round(time.monotonic() - begun, 1)
     if code is None:
-        return Result(part.name, "timeout", seconds, f"killed after {part.limit_s:g} s ({log})")
+        return Result(part.name, "timeout", seconds, f"killed after {limit_s:.3g} s ({log})")
     found = of_module(code, log) if part.is_module else of_tests(code, report)
     if found.state == "failed":
         found.note = f"{found.note} ({log})"
@@ -225,22 +241,6 @@ def _number(text: str) -> Any:
         return text
 
 
-def table(parts: Iterable[Part], results: Sequence[Result]) -> Table:
-    """Return the table of the results, and of what waits for two GPUs."""
-    made = Table(title="The first minutes on a GPU", title_justify="left")
-    for name in ("part", "result", "seconds", "shows", "note"):
-        made.add_column(name, justify="right" if name == "seconds" else "left", overflow="fold")
-    shows = {part.name: part.shows for part in parts}
-    for result in results:
-        style = "red" if result.is_bad else "green" if result.state == "passed" else "yellow"
-        seconds = f"{result.seconds:.1f}" if result.seconds else ""
-        state = Text(result.state, style=style)
-        made.add_row(result.name, state, seconds, shows[result.name], Text(result.note))
-    for what in TWO_GPUS:
-        made.add_row("", Text("waits", style="yellow"), "", what, "needs two GPUs")
-    return made
-
-
 def versions() -> dict[str, Any]:
     """Return the versions by name, from a process of its own; empty if that fails."""
     command = [sys.executable, "-m", "tests.gpu.versions"]
@@ -259,35 +259,51 @@ def arguments(parts: Sequence[Part], given: Sequence[str] | None) -> argparse.Na
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses")
     names = [part.name for part in parts]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))
+    parser.add_argument("--budget", type=float, default=math.inf, metavar="S", help="all seconds")
+    parser.add_argument(
+        "--resume", action="store_true", help="leave out what has passed with this commit and GPU"
+    )
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "gpu", help="a folder")
     return parser.parse_args(given)
 
 
-def main(given: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
-    """Run the parts; print the table, and write OUT/report.json and the output of each part.
+def compile_bytecode() -> None:
+    """Compile torch and this repository, which each part would do again if nothing is kept."""
+    found = importlib.util.find_spec("torch")
+    folders = [*(found.submodule_search_locations or ())] if found else []
+    for folder in (*folders, ROOT / "hpctrain", ROOT / "tests"):
+        compileall.compile_dir(folder, quiet=2, workers=0)
 
-    The exit code is 0 if no part has failed and at least one has run; otherwise 1.
+
+def main(given: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> int:
+    """Run the parts; print the table, and write `tests.gpu.report` and the output of each part.
+
+    The exit code is 0 if no part has failed and at least one has passed; otherwise 1.
     """
-    asked = arguments(parts, given)
+    asked, begun = arguments(parts, given), time.monotonic()
     chosen = [part for part in parts if asked.only is None or part.name in asked.only]
     asked.out.mkdir(parents=True, exist_ok=True)
-    known = versions()
+    compile_bytecode()
+    known, commit = versions(), commit_of(ROOT)
+    gpu = known.get("gpu") or "no GPU" if asked.device == "cuda" else "cpu"
     console = Console(width=None if sys.stdout.isatty() else 120)
-    results: list[Result] = []
-    report = asked.out / "report.json"
+    report, results = Results(asked.out), list[Result]()
+    shows = {part.name: part.shows for part in parts}
     for part in chosen:
+        before = report.kept.get((part.name, commit, gpu))
+        if asked.resume and before is not None and before.state == "passed":
+            results.append(before)
+            continue
         console.print(f"{part.name}: {part.shows} ...", highlight=False)
-        results.append(run(part, asked.out, asked.device, gpu=bool(known.get("gpu"))))
-        facts = {  # written after each part, so that Ctrl-C loses none
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "device": asked.device,
-            "versions": known,
-            "parts": [asdict(result) for result in results],
-            "needs_two_gpus": list(TWO_GPUS),
-        }
-        report.write_text(json.dumps(facts, indent=1) + "\n")
-    console.print(table(chosen, results))
-    console.print(f"figures and versions: {report}", soft_wrap=True, highlight=False)
+        left_s = asked.budget - (time.monotonic() - begun)
+        result = run(part, asked.out, asked.device, bool(known.get("gpu")), left_s)
+        result.gpu, result.commit = gpu, commit
+        result.time = datetime.now(UTC).isoformat(timespec="seconds")
+        results.append(result)
+        if result.state != "skipped" or before is None:
+            report.add(result, known, shows)
+    console.print(table(results, shows))
+    console.print(f"figures and versions: {asked.out}/report.md", soft_wrap=True, highlight=False)
     if all(result.state == "skipped" for result in results):
         why = known.get("no_gpu") or "torch sees no GPU"
         console.print(f"no part has run: {why}. --device cpu rehearses", highlight=False)

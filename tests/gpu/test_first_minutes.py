@@ -12,7 +12,8 @@ import torch
 from hpctrain.base.processes import gpu_driver
 from tests.conftest import ROOT
 from tests.gpu import first_minutes
-from tests.gpu.first_minutes import PARTS, TWO_GPUS, Part, descendants, end, main
+from tests.gpu.first_minutes import PARTS, Part, descendants, end, main
+from tests.gpu.report import TWO_GPUS
 from tests.gpu.versions import versions
 
 TESTS = """\
@@ -53,11 +54,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # pytest starts faster
     monkeypatch.setattr(first_minutes, "ROOT", tmp_path)
     monkeypatch.setattr(first_minutes, "versions", lambda: {"torch": "2", "gpu": None})
+    monkeypatch.setattr(first_minutes, "compile_bytecode", lambda: None)
+    monkeypatch.setattr(first_minutes, "commit_of", lambda _: "abc")
     return tmp_path
 
 
 def part(name: str, command: str, limit_s: float = 60, on_cpu: bool = True) -> Part:
-    return Part(name, f"what {name} shows", command, limit_s, on_cpu)
+    return Part(name, f"what {name} shows", command, 1, limit_s, on_cpu)
 
 
 def test_each_part_gets_its_result(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,7 +95,34 @@ def test_each_part_gets_its_result(folder: Path, capsys: pytest.CaptureFixture[s
     assert report["needs_two_gpus"] == list(TWO_GPUS)
 
 
-GOOD, SKIPPED = "<testcase name='a'/>", "<testcase name='b'><skipped message='{}'/></testcase>"
+def test_a_later_call_makes_what_is_left(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of other parts, commits and GPUs stay in the report."""
+    parts, out = (part("good", "measures"), part("bad", "breaks")), folder / "out"
+
+    def call(*arguments: str) -> list[tuple[str, str, str, str]]:
+        main(["--device", "cpu", "--out", str(out), *arguments], parts)
+        said = json.loads((out / "report.json").read_text())["parts"]
+        return [(each["name"], each["state"], each["commit"], each["gpu"]) for each in said]
+
+    first = [("good", "passed", "abc", "cpu"), ("bad", "skipped", "abc", "cpu")]
+    assert call("--only", "good") == first[:1]
+    capsys.readouterr()
+    assert call("--budget", "0", "--resume") == first  # what has passed is not made again
+    assert "it takes about 1 s, and 0 s are left" in " ".join(capsys.readouterr().out.split())
+    (folder / "breaks.py").write_text("print('mended')\nprint('{}')\n")
+    (folder / "measures.py").unlink()
+    assert call("--resume") == [first[0], ("bad", "passed", "abc", "cpu")]
+    monkeypatch.setattr(first_minutes, "commit_of", lambda _: "def")
+    assert call("--resume")[2:] == [
+        ("good", "missing", "def", "cpu"),
+        ("bad", "passed", "def", "cpu"),
+    ]
+    page = (out / "report.md").read_text()
+    assert page.index("## cpu, commit def") < page.index("## cpu, commit abc")
+    assert "| good | passed |" in page
+    assert "| good | ratio | 1.5 |" in page
 
 
 def test_a_part_is_killed_with_all_that_it_has_started(folder: Path) -> None:

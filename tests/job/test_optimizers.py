@@ -66,7 +66,7 @@ CELLS = Cells(
         )
         for layout, keys in LAYOUTS.items()
         for name in TRAINED
-        if (layout, name) != ("tp", "torch.optim.RMSprop")  # rounding: docs/same-numbers.md
+        if (layout, name) != ("tp", "torch.optim.RMSprop")  # rounding: docs/reproducibility.md
     ],
 )
 

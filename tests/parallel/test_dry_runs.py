@@ -168,9 +168,10 @@ def test_nor_does_it_in_a_block_that_cannot_be_compiled(mode: str) -> None:
     assert int(block[1].num_batches_tracked) == 1
 
 
-def test_alike_blocks_are_compiled_once() -> None:
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_alike_blocks_are_compiled_once(mode: str) -> None:
     blocks = [nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)) for _ in range(4)]
-    checkpoint_activations(blocks, "selective")
+    checkpoint_activations(blocks, mode)
     torch._dynamo.reset()
     counters.clear()
     for block in blocks:

@@ -1,4 +1,6 @@
-"""Makes docs/published.md and the numbers of `hpctrain.insight.plan.predicting.accuracy`.
+"""Makes docs/published.md, tests/plan/published.md, and the numbers of the product.
+
+These are in `hpctrain.insight.plan.predicting.accuracy`.
 
 python -m tests.plan.published_page
 """
@@ -16,6 +18,7 @@ from tests.conftest import ROOT
 from tests.plan.published import SOURCES, Run, error_of, memory_of, of_run, runs, spread
 
 PAGE = ROOT / "docs" / "published.md"
+ROWS = ROOT / "tests" / "plan" / "published.md"  # each run beside its prediction, and the sources
 # Lists that do not count: those of `Run.apart`, and what `plan` never answers for.
 LISTS = {
     "old": "without flash attention",
@@ -127,13 +130,15 @@ def summary(found: dict[str, list[str]], what: str = "Class") -> Iterator[str]:
 
 
 def page(found: dict[str, list[str]]) -> str:
-    """Return the page with these rows; what stands above its first table stays."""
+    """Return the page with the errors of these rows; what stands above its table stays."""
+    table = "".join(f"{line}\n" for line in summary(found))
+    return PAGE.read_text().partition("| Class |")[0] + table
+
+
+def rows_page(found: dict[str, list[str]]) -> str:
+    """Return the sources and the rows of each class."""
     gpus = {_NAMES[name]: rows for name, rows in by_gpu(found).items()}
-    parts = [
-        PAGE.read_text().partition("| Class |")[0],
-        *(f"{line}\n" for line in summary(found)),
-        "\nThe speeds by GPU:\n\n",
-    ]
+    parts = ["# Published runs beside their predictions\n\nThe speeds by GPU:\n\n"]
     parts += [*(f"{line}\n" for line in summary(gpus, "GPU")), "\n## Sources\n\n"]
     for name, source in SOURCES.items():
         side = "sets constants" if source.calibrates else "judges"
@@ -185,6 +190,7 @@ def _table(name: str, errors: dict[str, tuple[int, ...]]) -> str:
 def main() -> None:
     found = computed()
     PAGE.write_text(page(found))
+    ROWS.write_text(rows_page(found))
     assert accuracy.__file__
     with open(accuracy.__file__, "r+") as file:
         text = file.read()

@@ -15,26 +15,29 @@ from tests.plan.published_page import (
     LISTS,
     MEMORY,
     PAGE,
+    ROWS,
     errors_by_gpu,
     memory_row,
     named_class,
     named_memory,
     of_rows,
     page,
+    rows_page,
     speed_row,
     tables,
 )
 
-ROWS = tables(PAGE.read_text())
+FOUND = tables(ROWS.read_text())
 
 
 def test_the_page_and_the_product_state_the_errors_of_the_rows() -> None:
-    assert page(ROWS) == PAGE.read_text()
-    judged = {name: of for name, rows in ROWS.items() if (of := of_rows(rows))}
+    assert page(FOUND) == PAGE.read_text()
+    assert rows_page(FOUND) == ROWS.read_text()
+    judged = {name: of for name, rows in FOUND.items() if (of := of_rows(rows))}
     assert judged.pop(MEMORY) == accuracy.MEMORY
     apart = {APART, *LISTS.values()}
     assert {name: judged[name] for name in judged if name not in apart} == accuracy.SPEED
-    assert errors_by_gpu(ROWS) == accuracy.BY_GPU
+    assert errors_by_gpu(FOUND) == accuracy.BY_GPU
 
 
 def test_layouts_without_a_mark_have_what_published_runs_of_referees_had() -> None:
@@ -60,9 +63,9 @@ def test_each_source_is_on_one_side_and_named_with_its_place() -> None:
 def test_the_code_gives_these_predictions(model: str) -> None:
     for run in runs():
         if run.model == model and run.speed:
-            assert speed_row(run) in ROWS[named_class(run)]
+            assert speed_row(run) in FOUND[named_class(run)]
         if run.model == model and run.gib:
-            assert memory_row(run) in ROWS[named_memory(run)]
+            assert memory_row(run) in FOUND[named_memory(run)]
 
 
 @pytest.mark.parametrize(("zero", "published"), [(2, 15.93), (3, 6.10)], ids=["ZeRO-2", "ZeRO-3"])

@@ -129,7 +129,9 @@ class Hang(Keyed, Message, frozen=True, kw_only=True):
     seconds: float = 0.0  # since the last mark
     late: bool = False  # beyond its limit; else it is only late if others wait for it
     waits_in: str = ""  # a collective operation
-    entered: Count = 0  # collective operations
+    open: tuple[str, ...] = ()  # the groups whose operations it waits in
+    # The number of the last operation that it has entered, by group.
+    operations: dict[str, Count] = msgspec.field(default_factory=dict)
 
     @classmethod
     def of(cls, run: Path, key: AttemptKey, since: float) -> Hang | None:

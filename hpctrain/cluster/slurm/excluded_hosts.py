@@ -18,7 +18,7 @@ _NAME, _LOCK_S = "excluded.json", 10.0
 _UNLIKE = "same GPUs: name", "same GPUs: memory_bytes"
 
 
-class Excluded(Record, frozen=True):
+class _Excluded(Record, frozen=True):
     """When and why a host was excluded."""
 
     time: Time
@@ -30,9 +30,9 @@ def folder_of(output_dir: str) -> Path:
     return Path(output_dir) / "doctor"
 
 
-def read(output_dir: str) -> dict[Host, Excluded]:
+def read(output_dir: str) -> dict[Host, _Excluded]:
     """Return the excluded hosts. A damaged file is told in the log, and excludes nobody."""
-    return read_known(dict[Host, Excluded], folder_of(output_dir) / _NAME, parts=2) or {}
+    return read_known(dict[Host, _Excluded], folder_of(output_dir) / _NAME, parts=2) or {}
 
 
 def avoided(job: JobRequest) -> list[Host]:
@@ -57,5 +57,5 @@ def change(output_dir: str, failed: Mapping[str, str], passed: Iterable[str]) ->
     lock = folder / "excluded.lock"
     with file_lock(lock, patience(_LOCK_S, str(lock))):
         known = {host: facts for host, facts in read(output_dir).items() if host not in passed}
-        known |= {host: Excluded(time=time.time(), why=why) for host, why in failed.items()}
+        known |= {host: _Excluded(time=time.time(), why=why) for host, why in failed.items()}
         write_atomically(folder / _NAME, written(known))

@@ -23,8 +23,6 @@ from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.saved_state import StateSizes
-from hpctrain.engine.checkpoint.saving.proof import STAGED
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import LOOKS_AT, FirstLook
@@ -96,7 +94,7 @@ def build(place: Place) -> Trainer:
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config.checkpoint, train.lora),
-        sizes=StateSizes(config.optimizer.states, STAGED / ranks.local_world_size),
+        states=config.optimizer.states,
     )
     log_every = observers.report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)

@@ -7,8 +7,6 @@ import torch
 
 from hpctrain.engine.building import observers
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.saved_state import StateSizes
-from hpctrain.engine.checkpoint.saving.proof import STAGED
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -48,7 +46,6 @@ def stepping(
     checkpointer = Checkpointer(
         *(run.checkpoints, saves.keep, ranks, models, optimizers),
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
-        sizes=StateSizes(staging=STAGED / ranks.local_world_size),
     )
     checkpointer.more = kept
     timer = Timer(saves.every_s, decides=ranks.is_main)

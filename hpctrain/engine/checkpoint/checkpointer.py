@@ -32,12 +32,7 @@ from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
 from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerModes, OptimizerState
-from hpctrain.engine.checkpoint.saved_state import (
-    StateSizes,
-    Tensors,
-    bytes_of,
-    random_states,
-)
+from hpctrain.engine.checkpoint.saved_state import Tensors, bytes_of, random_states
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
@@ -53,9 +48,6 @@ from hpctrain.runs.checkpoints.manifest import Manifest, Progress
 log = logging.getLogger(__name__)
 _SHARING = {"tp", "pp", "cp"}  # degrees of a layout whose ranks have the same samples
 _KIND = "optimizer_kind"  # the class of the optimizer whose state the checkpoint has
-
-
-_SIZES = StateSizes()
 
 
 class Checkpointer:
@@ -74,7 +66,7 @@ class Checkpointer:
     those of the steps that `kept` returns. A checkpoint that has an
     `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
     the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. By the `sizes` it decides whether it saves in the background.
+    the whole model. `states` are the tensors that the optimizer keeps for a parameter, about.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -93,7 +85,7 @@ class Checkpointer:
         kept: Callable[[], Collection[int]] = tuple,
         average: Mapping[str, torch.Tensor] = {},
         base: str = "",
-        sizes: StateSizes = _SIZES,
+        states: int = 2,
     ) -> None:
         self.ranks, self.committed = ranks, Committed(folder, keep, kept)
         self.saves = Saves(self.committed, ranks)
@@ -112,7 +104,7 @@ class Checkpointer:
             [*optimizers.values()], trained, partial(_free_gathered, self.models)
         )
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
-        self._sizes = sizes
+        self._states = states
         self.more: Tensors | None = None
         self._own, self._replica = f"parallel.{ranks.rank}.", f"replica.{ranks.rank}."
 
@@ -132,11 +124,11 @@ class Checkpointer:
         layout, differ = self._layout, self._replicas_differ
         weights = sum(bytes_of(each.values()) for each in self._weights().values())
         trained = sum(bytes_of(each.parameters) for each in self.models.values())
-        own = weights + self._sizes.states * trained + bytes_of(self._average.values())
+        own = weights + self._states * trained + bytes_of(self._average.values())
         replicas = layout.get("dp_replicate", 1)
         replicas *= layout.get("cp", 1) if "dp_shard" not in layout else 1
         part = 2 * own if differ else own / replicas
-        prove(self.saves, self.ranks, weights, part, self._sizes.staging)
+        prove(self.saves, self.ranks, weights, part)
 
     def save(
         self, step: int, progress: Progress, best: int = 0, *, background: bool = False

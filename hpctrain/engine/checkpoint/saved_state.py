@@ -1,21 +1,12 @@
-"""What a checkpoint has beside models and optimizers, and how large its parts are."""
+"""What a checkpoint has beside models and optimizers, and the bytes of its tensors."""
 
 from collections.abc import Collection, Iterable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from hpctrain.data import generators
 from hpctrain.engine.distributed.tensors import local
-
-
-class StateSizes(NamedTuple):
-    """How large a checkpoint will be, and what a copy of it may take."""
-
-    states: int = 2  # tensors that the optimizer keeps for a parameter, about
-    # Bytes of memory that a copy of this rank's part may take, while it is written in the
-    # background; with 0 saves stop the training.
-    staging: float = 0
 
 
 class Tensors(Protocol):

@@ -4,22 +4,28 @@ every rank             ── its page (`marks`), and RUN/logs/observed/nodeN.LO
                           tells where that is
 rank with local_rank 0 ── starts the observer (`hpctrain.engine.faults.observer`)
 a thread               ── gives a sign of life, and answers where the main thread is
+                       ── late: torch's flight recorder into RUN/logs/flight_recorder_RANK, since
+                          NCCL's watchdog writes it after `parallel.timeout_s`
 """
 
 import logging
+import pickle
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import Hang
 from hpctrain.base.processes import frames, marks
 from hpctrain.base.processes.child import Child, Process
+from hpctrain.cluster.ranks.flight_recorder import PREFIX
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
 from hpctrain.engine.faults.observer import FOLDER
@@ -29,8 +35,9 @@ from hpctrain.errors import LateRankError
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0
 _MOST_OBSERVERS = 10  # of an attempt: where they are always killed, no more are started
-# While torch compiles, or somebody debugs, nobody knows how long it takes.
-_MAY_LAST = re.compile(r"torch/_dynamo/convert_frame\.py|/(pdb|bdb|pydevd)\.py$|/debugpy/")
+# While torch compiles, or somebody debugs, nobody knows how long it takes. Autograd compiles the
+# backward pass in threads of its own, and a debugger always has some.
+_DEBUGS = re.compile(r"/(pdb|bdb|pydevd)\.py$|/debugpy/")
 _TIMED_OUT = re.compile(r"gloo.*time(d )?out|(wait|socket) timeout", re.I | re.S)
 _COMPILES = {"compile_fx_inner", "fx_codegen_and_compile", "compile_fx"}
 
@@ -53,7 +60,7 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
     over, observers = threading.Event(), list[Child]()
 
     def beat() -> None:
-        answering, known = threading.Thread(), False
+        answering, known, recorded_at = threading.Thread(), False, 0.0
         while True:
             page.is_alive()
             for observer in observers:  # else the node would be taken for silent
@@ -66,7 +73,11 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
                     log.warning("nobody watches whether the ranks of this node get on: %s", error)
             marked = page.marks()
             if marked.asked > marked.answered and not answering.is_alive():
-                answering = threading.Thread(target=_answer, args=(page,), daemon=True)
+                # Once until the next mark, since all ranks do it at the same time.
+                once = ranks.world_size > 1 and marked.at != recorded_at
+                file = logs / f"{PREFIX}{ranks.rank}" if once else None
+                recorded_at = marked.at
+                answering = threading.Thread(target=_answer, args=(page, file), daemon=True)
                 answering.start()
             if over.wait(_BEAT_S):
                 return
@@ -115,19 +126,27 @@ def _make_known(page: marks.Page, logs: Path, job: ObserverSettings) -> Iterator
         yield Child(module, run, written(job), cwd=logs.parent)
 
 
-def _answer(page: marks.Page) -> None:
+def _answer(page: marks.Page, file: Path | None = None) -> None:
+    """Answer where this rank is, and write what torch has recorded into a file."""
     stack = frames.of_main_thread()
-    codes = [frame.f_code for frame, _ in stack]
+    threads = map(frames.of_thread, [*sys._current_frames().values()])
     answer: dict[str, Any] = {
         "at": frames.place(stack)[:500],
-        "may_last": any(
-            _MAY_LAST.search(code.co_filename)
-            or (code.co_name in _COMPILES and "torch/_inductor" in code.co_filename)
-            for code in codes
-        ),
+        "may_last": any(_DEBUGS.search(frame.f_code.co_filename) for frame, _ in stack)
+        or any(_compiles(frame.f_code) for thread in threads for frame, _ in thread),
     }
     try:
         answer |= page.where()
     except Exception as error:  # what it asks may be ending; the rest is worth an answer
         log.debug("where the rank waits is not known: %r", error)
+    recorded = answer.pop("recorded", None)
     page.tell(answer)
+    if recorded and file is not None:
+        with suppress(OSError):
+            file.write_bytes(pickle.dumps(recorded))  # as torch's tool reads it
+
+
+def _compiles(code: CodeType) -> bool:
+    if code.co_filename.endswith("torch/_dynamo/convert_frame.py"):
+        return True
+    return code.co_name in _COMPILES and "torch/_inductor" in code.co_filename

@@ -5,7 +5,8 @@
     observer of a node      ── RUN/logs/observed/nodeN.json, every few seconds
     observer of node rank 0 ── reads them, and names the cause: the log of rank 0, RUN/hang.json
 
-A rank that waits in a collective operation is not the cause, as long as another one does not. A
+A rank that waits in a collective operation is not the cause, as long as another one does not. If
+all do, it is the one that has not entered an operation in which others wait, or else no rank. A
 node whose observer writes nothing any more is a cause, too. Nothing is ended here: under Slurm the
 batch script does that, and elsewhere `parallel.timeout_s` ends the run.
 
@@ -182,7 +183,7 @@ class _Observer:
         if self._named is not None:
             ended = sum(node.ended for node, _ in self._seen.values())
             if not (hangs or ended or self._named.state == states.SILENT):
-                log.warning("rank %d gets on again", self._named.rank)
+                log.warning("rank %d gets on again: %s", self._named.rank, self._named.sentence)
                 Hang.drop(self._run)
                 self._named = None
             return
@@ -208,8 +209,34 @@ class _Observer:
             key, rank = node.key._asdict(), node.ranks[0]
             self._record(Hang(**key, sentence=text, rank=rank, host=node.host, state=states.SILENT))
         elif len(waiting) == self._place.world_size:
-            cause = min(waiting, key=lambda each: (each.entered, each.rank))
-            self._name(cause, [], [each for each in waiting if each is not cause])
+            self._name_behind(waiting)
+
+    def _name_behind(self, waiting: list[Hang]) -> None:
+        """Name the rank that has not entered an operation in which others wait, or none."""
+        waiting = sorted(waiting, key=lambda each: each.rank)
+        last = dict[str, int]()  # of the operations in which somebody waits, by group
+        for each in waiting:
+            for group in each.open:
+                last[group] = max(last.get(group, 0), each.operations.get(group, 0))
+        behind = [
+            each
+            for each in waiting
+            if any(number < last.get(group, 0) for group, number in each.operations.items())
+        ]
+        if behind:
+            others = [each for each in waiting if each not in behind]
+            self._name(behind[0], behind[1:], others)
+            return
+        first = waiting[0]
+        ranks = {each.waits_in: each.rank for each in reversed(waiting)}
+        places = [f"rank {rank} in {where}" for where, rank in reversed(ranks.items())]
+        text = (
+            "all ranks wait for each other, and none has entered fewer collective operations: a "
+            "GPU, or the network between them, does not get on, or the operations are different "
+            f"ones. After step {first.step}, for {first.seconds:.0f} s in the phase {first.phase}, "
+            f"there wait {few(places, 3)}"
+        )
+        self._name(replace(first, sentence=text, host="", at=""), [], [])
 
     def _name(self, cause: Hang, late: list[Hang], waiting: list[Hang]) -> None:
         """Name a rank as the cause, for others that are late and those that wait."""

@@ -171,7 +171,8 @@ class ObservedRank:
             seconds=late_s,
             late=late,
             waits_in=waits_in,
-            entered=int(answer.get("entered", 0)),
+            open=tuple(answer.get("open", ())),
+            operations=answer.get("entered", {}),
         )
         return hang, slow
 

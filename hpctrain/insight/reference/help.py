@@ -68,6 +68,7 @@ Commands
   doctor --env [--json]        the ranks, hosts, Slurm variables of this process
   bench OVERRIDES      measure loader, steps and links
   gc                   list what can be deleted; only --delete deletes it
+  new DIR              write a project of your own that trains at once
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path

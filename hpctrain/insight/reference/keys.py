@@ -8,6 +8,7 @@
 
 import difflib
 import json
+import re
 import sys
 from collections.abc import Sequence
 
@@ -64,8 +65,8 @@ def _select(
 
 
 def _has(row: tuple[str, ...], word: str) -> bool:
-    """Return whether the row has the word, in which blanks, `_` and `-` are the same."""
-    return _plain(word) in _plain(" ".join(row))
+    """Return whether a word of the row begins so; blanks, `_` and `-` are the same."""
+    return re.search(rf"(?<!\w){re.escape(_plain(word))}", _plain(" ".join(row))) is not None
 
 
 def _plain(text: str) -> str:

@@ -23,7 +23,7 @@ from torch.futures import Future
 
 from hpctrain.base.files.disk import open_regular, sync, why_unwritten
 from hpctrain.engine.checkpoint.metadata_file import Unpickler
-from hpctrain.engine.checkpoint.saving.shared_memory import Placed, places
+from hpctrain.engine.checkpoint.saving.shared_memory import Placed, places, sampled
 from hpctrain.runs.checkpoints import manifest
 
 _PLAIN = (bool, int, float, str, type(None))
@@ -102,19 +102,28 @@ class RankPart:
                 tensors[item.index] = tensor
             else:
                 values[item.index] = tensor.cpu()
-        values |= zip(tensors, places([*tensors.values()]), strict=True)
+        all_tensors = [*tensors.values()]
+        values |= zip(tensors, places(all_tensors), strict=True)
         plan = replace(self.plan, planner_data=None)  # only rank 0 needs it, and has it
-        return replace(self, plan=plan, planner=Staged(values)), [*tensors.values()]
+        planner = Staged(values, sampled(all_tensors))
+        return replace(self, plan=plan, planner=planner), all_tensors
 
 
 class Staged(DefaultSavePlanner):
-    """Gives DCP what a rank has put into the shared memory: values by what they are there."""
+    """Gives DCP what a rank has put into the shared memory: values by what they are there.
 
-    def __init__(self, values: dict[MetadataIndex, Any]) -> None:
+    `expected` is what `sampled` has said of the tensors before they were copied.
+    """
+
+    def __init__(self, values: dict[MetadataIndex, Any], expected: bytes) -> None:
         super().__init__()
-        self._values = values
+        self._values, self._expected = values, expected
         self.placed = [value for value in values.values() if isinstance(value, Placed)]
         self.memory: NDArray[np.uint8] | None = None
+
+    def is_copy(self, memory: NDArray[np.uint8]) -> bool:
+        """Return whether the tensors in the memory are those of the rank, as far as one looks."""
+        return sampled(place.within(memory) for place in self.placed) == self._expected
 
     def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO:
         """Return a tensor, or another object as DCP pickles it."""

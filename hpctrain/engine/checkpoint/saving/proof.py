@@ -15,7 +15,7 @@ from pathlib import Path
 from hpctrain.base.files.disk import temporary, why_unwritten
 from hpctrain.base.processes.cgroup import memory_left
 from hpctrain.base.terminal.terminal import few
-from hpctrain.base.units import GIB, readable
+from hpctrain.base.units import readable
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.distributed import objects
@@ -27,23 +27,22 @@ _SHOWN = 3
 # Bytes of a rank's part of a checkpoint that are written within about a second, without a copy: a
 # state of 286 MiB takes 0.7 s of CPU time, and 1.8 to 5.7 s on a busy disk.
 SMALL_PART = 200e6
-STAGED = 64 * GIB  # the memory of a node that copies of a checkpoint may take
 _OF_FREE = 0.5  # of the free host memory may be such a copy; loaders and caches need the rest
 
 
-def prove(saves: Saves, ranks: RankInfo, weights: float, part: float, staging: float) -> None:
+def prove(saves: Saves, ranks: RankInfo, weights: float, part: float) -> None:
     """Write a little, and start writers if saves would stop the training for long.
 
-    All ranks call this together. Given are bytes: the weights that this rank holds, the part of a
-    checkpoint that it will write, which is an estimate, as most optimizers make their state in the
-    first step, and what it may use of the host's memory for a copy. If no checkpoint can be
-    written, it is a StorageError.
+    All ranks call this together. Given are bytes: the weights that this rank holds, and the part of
+    a checkpoint that it will write, which is an estimate, as most optimizers make their state in
+    the first step. The copies of a node's ranks may take half of the memory that it has free, or
+    that the job may use. If no checkpoint can be written, it is a StorageError.
     """
     folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, weights), 0
     if not wrong:
         disk = os.statvfs(folder)
         free = disk.f_bavail * disk.f_frsize
-    copy = min(staging, _OF_FREE * memory_left() / ranks.local_world_size)
+    copy = _OF_FREE * memory_left() / ranks.local_world_size
     # of all ranks: what is wrong, what the disk has free, and how much a copy may take
     known = objects.all_gather((wrong, free, weights, part, copy))
     wrongs, frees, every_weights, parts, copies = zip(*known, strict=True)
@@ -57,15 +56,15 @@ def prove(saves: Saves, ranks: RankInfo, weights: float, part: float, staging: f
         raise StorageError(f"no checkpoint can be written: {text}")
     if whole > free and ranks.is_main:
         log.warning("the disk is nearly full: %s", text)
-    if not staging or max(parts) < SMALL_PART:
+    if max(parts) < SMALL_PART:
         return
     tight = [pair for pair in zip(parts, copies, strict=True) if pair[0] > pair[1]]
     if not tight:
-        saves.start_writers(staging)
+        saves.start_writers(copy)
     elif ranks.is_main:
         log.warning(
             "saves stop the training: a copy takes about %s of each rank, of which %s may be used "
-            "(64 GiB of the node, and half of its free memory)",
+            "(half of the node's free memory, for all its ranks)",
             *map(readable, tight[0]),
         )
 

@@ -4,19 +4,31 @@
 
 It is one file in memory, so that a model of thousands of tensors needs one descriptor, and a small
 /dev/shm does not limit it. It is made once, and grows only if a state has grown.
+
+CUDA pins memory by its address, and forgets it only when it is told to. Where memory is unmapped
+before, the next one may get the same address, and a copy to it may go to pages that nobody reads.
+So only this class pins the memory, and it tells CUDA before the memory is unmapped.
 """
 
-from collections.abc import Sequence
+import logging
+import weakref
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from xxhash import xxh3_128
 
+from hpctrain.base.units import readable
 from hpctrain.data.workers.shared import ALIGNMENT, Segment
 
+log = logging.getLogger(__name__)
 _REPORT = 4096  # bytes
+_ELEMENTS = 64  # of each tensor, at least, that `sampled` looks at
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -42,29 +54,52 @@ class Placed:
 class SharedMemory(Segment):
     """New memory of a rank, or that of a descriptor, as its writer sees it.
 
-    On a GPU it is pinned, unless CUDA refuses that, and copies to it do not wait for each other.
+    On a GPU it is pinned, and copies to it do not wait for each other. If CUDA refuses that, each
+    tensor goes through memory of torch's, and CUDA never sees an address of this one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
         super().__init__(descriptor)
-        self._pinned: torch.Tensor | None = None
+        self._unpin: weakref.finalize[..., Any] | None = None  # None: it is not pinned
         self.reserve(_REPORT)
 
     def reserve(self, size: int) -> None:
         """Make at least `size` bytes usable; an OSError if the node has not so many."""
-        before = self._map
-        super().reserve(size)
-        if self._map is before or not torch.cuda.is_initialized():
+        if self._map is not None and len(self._map) >= size:
             return
-        if self._pinned is not None:
-            torch.cuda.cudart().cudaHostUnregister(self._pinned.data_ptr())
-        memory = torch.from_numpy(self.bytes())
-        refused = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), len(memory), 0))
-        self._pinned = None if refused else memory
-        if refused:
+        self.unpin()
+        try:
+            super().reserve(size)
+        finally:
+            if self._map is not None and torch.cuda.is_initialized():
+                self._pin()
+
+    def _pin(self) -> None:
+        memory, runtime = self.bytes(), torch.cuda.cudart()
+        address = memory.ctypes.data
+        if code := int(runtime.cudaHostRegister(address, len(memory), 0)):
             # CUDA keeps the error, and torch would raise it at the training's next kernel.
             with suppress(RuntimeError):
                 torch.ones(1, device="cuda")
+            log.warning(
+                "CUDA refuses to pin the %s that checkpoints are copied to (cudaHostRegister: "
+                "error %d): saves stop the training for longer",
+                *(readable(len(memory)), code),
+            )
+            return
+        self._unpin = weakref.finalize(self, runtime.cudaHostUnregister, address)
+        self._unpin.atexit = False  # the end of the process does it
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether CUDA knows the memory, and copies straight to it."""
+        return self._unpin is not None
+
+    def unpin(self) -> None:
+        """Let CUDA forget the memory, which may be unmapped then."""
+        if self._unpin is not None:
+            self._unpin()
+        self._unpin = None
 
     @property
     def report(self) -> str | None:
@@ -85,10 +120,24 @@ class SharedMemory(Segment):
         """Copy tensors to their places, and `rest` behind them; return when all is there."""
         memory, begin = self.bytes(), end_of(placed)
         for tensor, place in zip(tensors, placed, strict=True):
+            if not self.is_pinned:
+                tensor = tensor.cpu()
             place.within(memory).copy_(tensor, non_blocking=True)
         if torch.cuda.is_initialized():
             torch.cuda.current_stream().synchronize()
         memory[begin : begin + len(rest)] = np.frombuffer(rest, np.uint8)
+
+
+def sampled(tensors: Iterable[torch.Tensor]) -> bytes:
+    """Return the digest of some bits of each tensor: equal for equal tensors, on any device."""
+    digest = xxh3_128()
+    for tensor in tensors:
+        if tensor.is_complex():
+            tensor = torch.view_as_real(tensor)
+        bits, step = tensor.view(_INTEGERS[tensor.itemsize]), max(1, tensor.numel() // _ELEMENTS)
+        chosen = bits.take(torch.arange(0, bits.numel(), step, device=bits.device))
+        digest.update(chosen.cpu().numpy().tobytes())
+    return digest.digest()
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[Placed]:

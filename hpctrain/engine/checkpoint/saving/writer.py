@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _NO_GPU = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 _SPARE = 1 << 20  # bytes
+_NO_COPY = "what is in the memory for checkpoints is not what the rank has copied to it"
 _LONGEST_END_S = 60.0
 
 
@@ -54,29 +55,33 @@ class Writer:
         assert isinstance(staged.planner, Staged)
         placed, content = staged.planner.placed, pickle.dumps(staged)
         begin, length = end_of(placed), len(content)
-        if not self._has_room(begin + length):
+        if why := self._no_room(begin + length):
+            why = f"a copy takes {readable(begin + length)} ({why})"
+        else:
+            self._memory.put(tensors, placed, content)
+            if not staged.planner.is_copy(self._memory.bytes()):
+                why = _NO_COPY
+        if why:
+            if why != self._said:
+                log.warning("saves stop the training: %s", why)
+            self._said = why
             return None
-        self._memory.put(tensors, placed, content)
         self._memory.report = None
         self.process.ask(f"{begin} {length}")
         return lambda: _written(self._memory, begin, length)
 
-    def _has_room(self, size: int) -> bool:
-        """Make the memory as large as that; return False, and say why, if it cannot be."""
+    def _no_room(self, size: int) -> str:
+        """Make the memory as large as that; return why it cannot be, or ""."""
         if self.nbytes >= size:
-            return True
-        why = f"64 GiB of a node leave this rank {readable(self._limit)}"
+            return ""
+        if size > self._limit:
+            return f"half of the node's free memory leaves this rank {readable(self._limit)}"
         try:
-            if size <= self._limit:
-                # The next pickle may be a little longer, and memory is made once.
-                self._memory.reserve(size + size // 64 + _SPARE)
-                return True
+            # The next pickle may be a little longer, and memory is made once.
+            self._memory.reserve(size + size // 64 + _SPARE)
         except OSError as error:
-            why = f"{error.strerror}"
-        if why != self._said:
-            log.warning("saves stop the training: a copy takes %s (%s)", readable(size), why)
-        self._said = why
-        return False
+            return f"{error.strerror}"
+        return ""
 
     @property
     def nbytes(self) -> int:
@@ -101,12 +106,15 @@ class Writer:
         if self.error == "":
             self.process.kill()
         self.process.end(_LONGEST_END_S)  # a disk that hangs must not hold the run
+        self._memory.unpin()
 
 
 def _written(memory: SharedMemory, begin: int, length: int) -> str:
     """Write the part that lies in the memory; return why it has failed, or ""."""
     job = pickle.loads(memory.bytes()[begin : begin + length].tobytes())
     job.planner.memory = memory.bytes()
+    if not job.planner.is_copy(job.planner.memory):
+        return _NO_COPY
     error: str = job.write()
     return error
 

@@ -62,32 +62,18 @@ _OTHERS = ("freeze", *_RANKS)
 
 def main() -> None:
     """Run the command line and exit with its code."""
-    debug = bool(os.environ.get("HPCTRAIN_DEBUG"))
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # print letters that the locale lacks as escapes
             stream.reconfigure(errors="backslashreplace")
-    code = 1
     try:
         if not {*sys.argv[1:2]} & {*_RANKS}:
             early_signals.heed_ctrl_c()
         os.umask(umask())
         code = _dispatch(sys.argv[1:])
-    except HpctrainError as error:
-        if debug:
-            _print_traceback()
-        print(f"error: {indented(mask(str(error)))}", file=sys.stderr)
-        code = error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
-        code = 130
     except SystemExit:
         raise
     except BaseException as error:  # torch's CheckpointException is no Exception
-        # submitit and Hydra would hide the exception: the log must show it and the job must fail.
-        if _is_full(error):
-            code = _print_full(error)
-        elif not (isinstance(error, BrokenPipeError) and _nobody_reads()):
-            _print_traceback()
+        code = _print_error(error)
     try:
         sys.stdout.flush()
     except OSError as error:
@@ -97,6 +83,24 @@ def main() -> None:
     sys.stderr.flush()
     exit_at_once_if_group_is_open(code)
     sys.exit(code)
+
+
+def _print_error(error: BaseException) -> int:
+    """Tell what has ended the command; return its exit code."""
+    if isinstance(error, HpctrainError):
+        if os.environ.get("HPCTRAIN_DEBUG"):
+            _print_traceback()
+        print(f"error: {indented(mask(str(error)))}", file=sys.stderr)
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        print("interrupted: the same command goes on where it stopped", file=sys.stderr)
+        return 130
+    # submitit and Hydra would hide the exception: the log must show it and the job must fail.
+    if _is_full(error):
+        return _print_full(error)
+    if not (isinstance(error, BrokenPipeError) and _nobody_reads()):
+        _print_traceback()
+    return 1
 
 
 def _is_full(error: BaseException) -> bool:

@@ -6,8 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.hardware import DTYPES, Hardware, Link, Price, known, load, of_device, of_section
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.hardware import (
+    DTYPES,
+    Hardware,
+    Link,
+    Price,
+    known,
+    load,
+    of_device,
+    of_section,
+)
 from tests.conftest import ROOT
 
 UNKNOWN = {"h100_64": ("memory_gb_per_s",)}

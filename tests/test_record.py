@@ -22,7 +22,6 @@ from hpctrain.base.files.record import (
     Time,
     decode,
     read,
-    read_owned,
     written,
 )
 from hpctrain.base.names.run_record import ListedRun, Progress, RunRecord
@@ -89,16 +88,15 @@ class Whole(Record, frozen=True):
         ('{"parts": [', "it is not valid JSON (Input data was truncated)"),
         ("", "it is not valid JSON (Input data was truncated)"),
         ("[]", "$ is `array`; it must be `object`"),
-        ('{"new": ' + "[" * 100_000, "it is nested too deeply"),
+        ('{"new": ' + "[" * 9_000, "it is nested too deeply"),
         ('{"new": ' + "9" * 11_000 + "}", "it has more than 10,000 bytes, the most of its kind"),
     ],
 )
 def test_what_stands_in_a_damaged_file(tmp_path: Path, text: str, error: str) -> None:
     file = tmp_path / "whole.json"
     file.write_text(text)
-    largest = 0 if "999" in text else 2**20
     with pytest.raises(DamageError) as caught:
-        read_owned(Whole, file, largest=largest)
+        read(Whole, file)
     assert str(caught.value).startswith(f"{file} is damaged: {error}")
     assert "\n" not in str(caught.value)
 

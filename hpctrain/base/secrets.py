@@ -97,7 +97,7 @@ def _known(environment: tuple[object, ...]) -> Mapping[str, str]:
 
 def _holds_secret(name: str, value: str) -> bool:
     if _ADDRESS.match(name) and not is_secret(name):
-        return next(_in_url(value, is_secret), None) is not None
+        return bool(written_down(value))
     if _KEY.fullmatch(name) and _RANDOM.fullmatch(value):
         return is_telling(value)
     return is_secret(name) and is_telling(value)
@@ -108,9 +108,9 @@ def mask(text: str) -> str:
 
     Credentials in URLs are masked, too.
     """
-    for form in _forms(tuple(known())):
+    for form in _forms(tuple(values)) if (values := known()) else ():
         text = text.replace(form, MASK)
-    return _mask_urls(text, is_secret)
+    return _mask_urls(text) if "://" in text else text
 
 
 @functools.lru_cache(maxsize=2)
@@ -174,7 +174,7 @@ def shell_word(text: str) -> str:
 
 def written_down(text: str) -> list[str]:
     """Return the credentials in the URLs of a text."""
-    return [*_in_url(text, is_secret)]
+    return [text[begin:end] for begin, end in _spans(text)] if "://" in text else []
 
 
 class _Masking(logging.Formatter):
@@ -204,25 +204,14 @@ def _replace(
     )
 
 
-def _mask_urls(text: str, is_secret: Callable[[str], bool]) -> str:
-    """Return the text with `***` for every secret in its URLs.
-
-    `is_secret` tells from the name of a URL's parameter whether its value is one.
-    """
-    if "://" not in text:
-        return text
+def _mask_urls(text: str) -> str:
+    """Return the text with `***` for every secret in its URLs."""
     parts, at = list[str](), 0
-    for begin, end in sorted({*_spans(text, is_secret)}):
+    for begin, end in sorted({*_spans(text)}):
         if begin >= at:
             parts += [text[at:begin], MASK]
             at = end
     return "".join([*parts, text[at:]])
-
-
-def _in_url(text: str, is_secret: Callable[[str], bool]) -> Iterator[str]:
-    """Yield the passwords, and the values of secret parameters, of the URLs in a text."""
-    if "://" in text:
-        yield from (text[begin:end] for begin, end in _spans(text, is_secret))
 
 
 def without_credentials(url: str) -> str:
@@ -239,7 +228,7 @@ def without_credentials(url: str) -> str:
     return f"{scheme}://{re.split('[?#]', rest, maxsplit=1)[0]}"
 
 
-def _spans(text: str, is_secret: Callable[[str], bool]) -> Iterator[tuple[int, int]]:
+def _spans(text: str) -> Iterator[tuple[int, int]]:
     """Yield where secrets begin and end. References such as `${oc.env:NAME}` are none."""
     for url in _URL.finditer(text):
         at, rest = url.start("rest"), url["rest"]
@@ -254,7 +243,7 @@ def _spans(text: str, is_secret: Callable[[str], bool]) -> Iterator[tuple[int, i
             if secret and not found["value"].startswith("${"):
                 yield at + found.start("value"), at + found.end("value")
         # "http://a,http://b" is one match.
-        yield from ((at + end + a, at + end + b) for a, b in _spans(rest[end:], is_secret))
+        yield from ((at + end + a, at + end + b) for a, b in _spans(rest[end:]))
 
 
 def _userinfo(scheme: str, rest: str) -> int:

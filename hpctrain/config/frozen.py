@@ -11,7 +11,6 @@ validates whole sweeps with it.
 import functools
 import hashlib
 import os
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -147,7 +146,7 @@ def values_of(path: Path, record: RunRecord | None = None) -> dict[str, Any]:
     was written when it was frozen, is a ConfigError.
     """
     content = yaml_file.content(path)
-    values = _sections(content) or yaml_file.parse(content, str(path), types())
+    values = yaml_file.parse(content, str(path), types())
     if not isinstance(values := {} if values is None else values, dict):
         raise ConfigError(f"{path}: cannot be read as a frozen config (it has no keys)")
     written: tuple[str, ...] = ()  # a run that was frozen before there were digests has none
@@ -159,35 +158,6 @@ def values_of(path: Path, record: RunRecord | None = None) -> dict[str, Any]:
             "run.json. The command that has made the run writes it again"
         )
     return values
-
-
-def _sections(content: bytes) -> dict[str, Any]:
-    """Return the values of a file, section by section; {} if it is not as `dump` writes it.
-
-    The runs of a sweep have most sections in common, and reading YAML takes long.
-    """
-    found = _SECTION.findall(content)
-    if b"".join(found) != content or _ALIAS.search(content):
-        return {}
-    values: dict[str, Any] = {}
-    try:
-        for section in map(pickle.loads, map(_section, found)):
-            if values.keys() & section.keys():
-                return {}
-            values |= section
-    except ConfigError:  # reading the whole file says in which line
-        return {}
-    return values
-
-
-_SECTION = re.compile(rb"^[a-z_]+:.*\n(?:[ -].*\n)*", re.MULTILINE)
-_ALIAS = re.compile(rb"[&*]id\d")
-
-
-@functools.lru_cache(maxsize=256)
-def _section(content: bytes) -> bytes:
-    """Return the values of a section, pickled, so that each caller gets its own."""
-    return pickle.dumps(yaml_file.parse(content, "", types()))
 
 
 def digest(content: bytes) -> str:

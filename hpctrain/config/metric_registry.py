@@ -3,10 +3,13 @@
     SAMPLES_PER_S = _metric("perf/samples_per_s [samples/s]", "Samples of all ranks ...")
     tracker.log_metrics({SAMPLES_PER_S: 1234.5}, step)
 
+Those of the sensors stand with them (`hpctrain.insight.monitor.metric_names`).
 Words in capitals stand for what differs from run to run: `val/NAME`, `system/NODE/gpu_N_...`.
 """
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
+
+from hpctrain.base.extensions import offered
 
 
 class Metric(NamedTuple):
@@ -16,24 +19,30 @@ class Metric(NamedTuple):
     unit: str  # "" for a number without one
     text: str  # what it means, in sentences
 
+    @classmethod
+    def of(cls, name_unit: str, text: str) -> Self:
+        """Return a metric by its name, behind which its unit may stand in brackets."""
+        name, _, unit = name_unit.removesuffix("]").partition(" [")
+        return cls(name, unit, text)
+
 
 _known: list[Metric] = []
 
 
 def registered(group: str = "") -> list[Metric]:
     """Return the metrics of a group, what stands before the first `/`; "" means all groups."""
-    return [metric for metric in _known if not group or metric.name.startswith(f"{group}/")]
+    known = [*_known, *offered("sensor_metrics")] if group in ("", "system") else _known
+    return [metric for metric in known if not group or metric.name.startswith(f"{group}/")]
 
 
 def unit(name: str) -> str:
     """Return the unit of a metric; "" for a number without one, and for those of a user's task."""
-    return next((metric.unit for metric in _known if metric.name == name), "")
+    return next((metric.unit for metric in registered() if metric.name == name), "")
 
 
 def _metric(name_unit: str, text: str) -> str:
-    name, _, unit = name_unit.removesuffix("]").partition(" [")
-    _known.append(Metric(name, unit, text))
-    return name
+    _known.append(Metric.of(name_unit, text))
+    return _known[-1].name
 
 
 TRAIN_LOSS = _metric(
@@ -140,40 +149,3 @@ RUNG = _metric(
 )
 _metric("best/NAME", "The value of the metric checkpoint.best, of the best checkpoint so far.")
 _metric("best/step [steps]", "The step of the best checkpoint so far.")
-_metric(
-    "system/NODE/cpu_utilization_percentage [%]",
-    "The use of the cores of the job on this node: 100 means that all of them were busy.",
-)
-_metric(
-    "system/NODE/system_memory_usage_megabytes [MB]",
-    "The memory of the job on this node, without the cache of files.",
-)
-_metric(
-    "system/NODE/system_memory_usage_percentage [%]",
-    "The same, as a part of the limit of the job; of the node's memory if the job has no limit.",
-)
-for _way, _verb in (("read", "read from"), ("write", "written to")):
-    _metric(
-        f"system/NODE/node_disk_{_way}_megabytes_per_second [MB/s]",
-        f"What was {_verb} the disks of the whole node, other jobs included.",
-    )
-for _way, _verb in (("receive", "received"), ("transmit", "sent")):
-    _metric(
-        f"system/NODE/node_network_{_way}_megabytes_per_second [MB/s]",
-        f"What the whole node has {_verb} over its networks, other jobs included.",
-    )
-for _name, _text in (
-    ("utilization_percentage [%]", "The time in which something ran on this GPU of the job."),
-    ("memory_usage_megabytes [MB]", "The memory in use of this GPU, or MIG instance."),
-    ("memory_usage_percentage [%]", "The same, as a part of its memory."),
-    ("power_usage_watts [W]", "Its power."),
-    ("power_usage_percentage [%]", "The same, as a part of the limit that is set for it."),
-    ("energy_joules [J]", "Its energy since the run began, over all attempts on this node."),
-    ("temperature_celsius [°C]", "Its temperature."),
-    ("clock_megahertz [MHz]", "The clock of its multiprocessors."),
-    ("throttled_by_heat", "1 while its clock is lowered because it is too hot, else 0."),
-    ("throttled_by_power", "1 while its clock is lowered by its limit of power, else 0."),
-    ("ecc_corrected_errors [errors]", "Errors of its memory that were corrected since its start."),
-    ("ecc_uncorrected_errors [errors]", "Errors that could not be corrected, since its start."),
-):
-    _metric(f"system/NODE/gpu_N_{_name}", _text)

@@ -10,11 +10,11 @@ is only asked if the config gives one of the keys that it is about.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hpctrain.base.hardware import of_section
-from hpctrain.config import rank_counts
+from hpctrain.base.extensions import offered
 from hpctrain.config.frozen import plain
+from hpctrain.config.job_request import rank_problems
 from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import changed
 from hpctrain.errors import ConfigError
@@ -22,7 +22,7 @@ from hpctrain.errors import ConfigError
 
 def _hardware(config: Config) -> Iterator[str]:
     try:
-        of_section(config.hardware)
+        offered("hardware").of_section(config.hardware)
     except ConfigError as error:
         yield str(error)
 
@@ -63,7 +63,7 @@ def validate(config: Config, world_size: int | None = None) -> None:
     if not problems and own_loop.has_own(config):
         problems = [*job.resources(config), *own_loop.problems(config, sizes)]
     elif not problems:
-        problems = [*_asked(_BETWEEN, config, given), *rank_counts.problems(config, sizes)]
+        problems = [*_asked(_BETWEEN, config, given), *rank_problems(config, sizes)]
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -5,11 +5,11 @@ loop: {_target_: hpctrain.supervised} ── build ── the steps of the sessi
 
 import logging
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.processes.causes import is_out_of_memory
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
-from hpctrain.config.advice import cures
 from hpctrain.engine.building.build import build
 from hpctrain.engine.session import Session
 from hpctrain.runs.run_dir import RunDir
@@ -32,7 +32,8 @@ def supervised(session: Session) -> None:
         if is_out_of_memory(error):
             sizes, ranks = trainer.micro_batches, place.ranks
             if sizes is None or (rows := sizes.smaller) is None:
-                log.error("out of memory: %s", cures("one row", place.config, ranks.world_size))
+                cures = offered("cures")("one row", place.config, ranks.world_size)
+                log.error("out of memory: %s", cures)
             else:
                 _lower_micro_batch(place.run, ranks, sizes.rows, rows)
         raise

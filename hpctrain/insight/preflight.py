@@ -7,15 +7,20 @@ rank 0      tells what was found
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
 before, `lost_gpu` excludes its node.
 
+Every training imports this file, so what looks at a node is only imported where that is asked.
+
 The run goes on without the node while the budget of restarts lasts (`runs.state.verdict`). A
 failure that is not the fault of one node, such as a full file system, ends the run.
 """
+
+from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -27,16 +32,14 @@ from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.errors import NodeError, StorageError
-from hpctrain.insight.doctor import comparison, exclusion
-from hpctrain.insight.doctor.checks import gpu_health
-from hpctrain.insight.doctor.comparison import DRAIN, Places
-from hpctrain.insight.doctor.finding import Finding, worst
-from hpctrain.insight.doctor.measures import node_job
-from hpctrain.insight.doctor.probe import Expectation, Probe, own_gpus, probe
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.end import End
 from hpctrain.runs.state.failure import described
 from hpctrain.runs.state.verdict import go_on
+
+if TYPE_CHECKING:
+    from hpctrain.insight.doctor.comparison import Places
+    from hpctrain.insight.doctor.probe import Expectation
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +58,8 @@ def check_nodes(
     # A process that was started by hand is looked at only on demand.
     if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
         return
+    from hpctrain.insight.doctor.probe import Expectation
+
     begin = time.monotonic()
     asked = Expectation.of(job, parallel, network, data)
     places = checked(asked, ranks, device, full=mode == "full")
@@ -88,6 +93,10 @@ def wait_for_gpus(device: str, launch: LaunchConfig, run: RunDir, ranks: RankInf
     home = Path(ranks.worker or run.path)
     alone = device != "cpu" and launch.gpus_per_run is None
     if alone and epochs.follows(home, ranks.attempt_key):
+        from hpctrain.insight.doctor.checks import gpu_health
+        from hpctrain.insight.doctor.measures import node_job
+        from hpctrain.insight.doctor.probe import own_gpus
+
         uuids = node_job.visible_gpus(device)
         left = gpu_health.wait_until_free([uuids[each] for each in own_gpus(uuids, ranks)])
         for each in left:
@@ -101,6 +110,9 @@ def lost_gpu(job: JobRequest, run: RunDir, ranks: RankInfo, hosts: Sequence[str]
     fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
     or the config may be to blame.
     """
+    from hpctrain.insight.doctor.comparison import DRAIN
+    from hpctrain.insight.doctor.finding import Finding
+
     before = [one.reason for one in run.read().attempts[-2:-1]]
     why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
     if len({*hosts}) < len(ranks.hosts):
@@ -116,6 +128,10 @@ def lost_gpu(job: JobRequest, run: RunDir, ranks: RankInfo, hosts: Sequence[str]
 
 def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: bool) -> Places:
     """Return what is found on each host; if `full`, it is measured, too. All ranks call it."""
+    from hpctrain.insight.doctor import comparison
+    from hpctrain.insight.doctor.measures import node_job
+    from hpctrain.insight.doctor.probe import Probe, probe
+
     seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
     seen = node_job.measured(ranks, device, seen) if full else node_job.meet(seen)
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
@@ -124,6 +140,9 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
 
 def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
     """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
+    from hpctrain.insight.doctor import exclusion
+    from hpctrain.insight.doctor.finding import worst
+
     for host, findings in places.items():
         for one in findings:
             if one.result in ("warn", "fail"):

@@ -36,8 +36,7 @@ from hpctrain.cluster.slurm.queue import UnreachableError, me
 from hpctrain.cluster.slurm.sbatch_options import check_folder
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.frozen import dump, plain
-from hpctrain.config.job_request import JobRequest
-from hpctrain.config.rank_counts import fitting_nodes
+from hpctrain.config.job_request import JobRequest, fitting_nodes
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.executors import SlurmExecutor

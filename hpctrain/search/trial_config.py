@@ -26,9 +26,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files.record import Record
 from hpctrain.base.secrets import reference
-from hpctrain.config.composing.compose import as_asked
+from hpctrain.config.composing.compose import as_asked, quoted
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.rules import metrics

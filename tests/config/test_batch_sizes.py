@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from hpctrain.config.rank_counts import size_problems
+from hpctrain.config.job_request import size_problems
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import keys
 

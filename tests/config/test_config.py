@@ -17,7 +17,7 @@ from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
-from hpctrain.config.rank_counts import fitting_nodes
+from hpctrain.config.job_request import fitting_nodes
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError

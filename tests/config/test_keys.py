@@ -11,7 +11,7 @@ import pytest
 
 from hpctrain.config.explain import OTHER_NAMES
 from hpctrain.config.frozen import known_keys
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import REQUIRED, Rule, keys, members
 from hpctrain.errors import ConfigError

@@ -22,7 +22,6 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
 from hpctrain.insight.doctor.checks import gpu_health, installed
-from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.monitor.nvidia import Nvidia
@@ -30,6 +29,7 @@ from hpctrain.insight.preflight import check_nodes, checked
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import verdict
 from hpctrain.runs.state.end import End
+from tests.doctor.asked import expected_of
 from tests.monitor.nvml import Nvml
 from tests.ranks import run_ranks
 

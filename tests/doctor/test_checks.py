@@ -18,10 +18,10 @@ import pytest
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor.checks import infiniband, installed, interfaces, limits
-from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding, good, worst
 from hpctrain.insight.doctor.probe import probe
 from hpctrain.insight.monitor.nvidia import Nvidia
+from tests.doctor.asked import expected_of
 from tests.monitor.nvml import Nvml
 
 GPU = "GPU-a"

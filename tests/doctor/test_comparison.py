@@ -9,10 +9,11 @@ from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.command import expected_of, settings
+from hpctrain.insight.doctor.command import settings
 from hpctrain.insight.doctor.finding import Finding, good, worst
 from hpctrain.insight.doctor.measures import speeds
 from hpctrain.insight.doctor.probe import Probe
+from tests.doctor.asked import expected_of
 
 GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}

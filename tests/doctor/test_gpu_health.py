@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from hpctrain.base.hardware import of_device
 from hpctrain.base.processes import gpu_driver
 from hpctrain.insight.doctor import comparison
 from hpctrain.insight.doctor.checks import gpu_health
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe
+from hpctrain.insight.estimates.hardware import of_device
 from hpctrain.insight.monitor import amd
 from hpctrain.insight.monitor.amd import Amd
 from hpctrain.insight.monitor.gpu_library import Library

@@ -26,11 +26,11 @@ from hpctrain.insight.doctor.checks import (
     limits,
     reach,
 )
-from hpctrain.insight.doctor.command import expected_of
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe, probe
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.conftest import ROOT
+from tests.doctor.asked import expected_of
 from tests.doctor.test_comparison import GPU, VERSIONS, look
 from tests.monitor.nvml import Nvml
 

@@ -11,9 +11,9 @@ import yaml
 from hpctrain.base.units import GIB
 from hpctrain.cluster.slurm import partition_limit
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.config.schema import Config, LoRAConfig, TrainConfig
 from hpctrain.insight.estimates import cautions
+from hpctrain.insight.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.models import Transformer

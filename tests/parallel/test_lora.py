@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import Adapted, add_adapters, freeze_base, is_adapter
 from hpctrain.errors import ConfigError, StorageError

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
@@ -218,7 +217,7 @@ def test_states_are_those_that_torch_makes(name: str, options: Keys, states: int
     of_size = [v for v in made.state[parameter].values() if torch.is_tensor(v) and v.numel() == 10]
     config = Config().optimizer
     config._target_, config.options = f"torch.optim.{name}", options
-    assert len(of_size) == optimizer_states(config) == states
+    assert len(of_size) == config.states == states
 
 
 def test_tied_parameters_count_once() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpctrain.config.rank_counts import size_problems
+from hpctrain.config.job_request import size_problems
 from hpctrain.data.loading.steps import Steps
 from tests.parallel.parity import Cell, Cells, check_equal
 from tests.steps import config_with

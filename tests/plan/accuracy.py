@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.base.hardware import of_section
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
@@ -21,6 +20,7 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.whole_model import freeze, with_adapters
 from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.insight.estimates.hardware import of_section
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.layouts import Layout

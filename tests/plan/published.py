@@ -28,9 +28,9 @@ from typing import Any
 
 import torch
 
-from hpctrain.base.hardware import Hardware, load
 from hpctrain.config.schema import Config, LoRAConfig
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
+from hpctrain.insight.estimates.hardware import Hardware, load
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.insight.plan.layouts import Layout

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from hpctrain.base.hardware import known
+from hpctrain.insight.estimates.hardware import known
 from hpctrain.insight.plan.predicting import accuracy
 from hpctrain.insight.plan.predicting.accuracy import class_of
 from tests.conftest import ROOT

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.base.hardware import load
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.insight.estimates.hardware import load
 from hpctrain.insight.plan.budget import Budget, budget_of
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.layouts import Layout

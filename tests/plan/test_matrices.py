@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hpctrain.base.hardware import load
 from hpctrain.config.schema import Config
+from hpctrain.insight.estimates.hardware import load
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.insight.plan.layouts import Layout

@@ -14,10 +14,10 @@ from hpctrain.base.terminal.console import Console
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
-from hpctrain.config.memory_fit import Fit
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.measured_run import MeasuredRun
+from hpctrain.insight.estimates.memory_fit import Fit
 from hpctrain.insight.plan import measurement
 from hpctrain.insight.plan.answer import Query, answer
 from hpctrain.insight.plan.measurement import STEPS, Measured, chosen, minutes, short_run

@@ -7,7 +7,7 @@ import pytest
 
 from hpctrain.cluster.ranks import flight_recorder
 from hpctrain.cluster.ranks.variables import export
-from hpctrain.config.network_variables import variables
+from hpctrain.config.rules.job import variables
 from hpctrain.config.schema import Config, NetworkConfig, SiteConfig, TrainConfig
 from hpctrain.config.schema.key import keys
 from hpctrain.errors import ConfigError

@@ -109,11 +109,13 @@ def take(fd: int, path: Path, wait: Callable[[], None]) -> None:
                 raise
             # Lustre mounted without `flock`, for example. Working without a lock is better than
             # not working at all.
-            device = os.fstat(fd).st_dev
-            if device not in _without:  # else each change of run.json would tell it
-                _without.add(device)
-                log.warning("%s: this file system has no locks (%s)", path, error)
-            return None
+            return _tell_once(os.fstat(fd).st_dev, path, error)
+
+
+def _tell_once(device: int, path: Path, error: OSError) -> None:
+    if device not in _without:  # else each change of run.json would tell it
+        _without.add(device)
+        log.warning("%s: this file system has no locks (%s)", path, error)
 
 
 _without = set[int]()

@@ -90,14 +90,13 @@ def read(kind: type[T], path: Path, parts: int = 1) -> T:
     return read_owned(kind, path, parts)[0]
 
 
-def read_owned(kind: type[T], path: Path, parts: int = 1, largest: int = 0) -> tuple[T, int]:
+def read_owned(kind: type[T], path: Path, parts: int = 1) -> tuple[T, int]:
     """Return the content of a file, which may be a stranger's, and the user id of its owner.
 
-    `parts` are those of `disk.open_below`, and `largest` the most bytes; by default those of the
-    class. A file that is there, but cannot be read or is not such a file, is a DamageError.
+    `parts` are those of `disk.open_below`. A file that is there, but cannot be read or is not such
+    a file, is a DamageError.
     """
-    largest = largest or getattr(kind, "LARGEST", Record.LARGEST)
-    content, owner = read_bytes(path, parts, largest)
+    content, owner = read_bytes(path, parts, getattr(kind, "LARGEST", Record.LARGEST))
     return decode(kind, content, path), owner
 
 

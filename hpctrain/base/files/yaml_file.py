@@ -99,12 +99,15 @@ def parse(
         text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
         node = _Composer(text).get_single_node()
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        mark = getattr(error, "problem_mark", None)
-        place = "" if mark is None else f" line {mark.line + 1}:"
-        said = (getattr(error, "context", None), getattr(error, "problem", None) or str(error))
-        reason = " ".join(" ".join(filter(None, said)).split())
-        raise ConfigError(f"{where}:{place} it is not YAML ({reason})") from error
+        raise ConfigError(f"{where}:{_why_not_yaml(error)}") from error
     return None if node is None else _Tree(where, types or {}).value(node, prefix)
+
+
+def _why_not_yaml(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    place = "" if mark is None else f" line {mark.line + 1}:"
+    said = (getattr(error, "context", None), getattr(error, "problem", None) or str(error))
+    return f"{place} it is not YAML ({' '.join(' '.join(filter(None, said)).split())})"
 
 
 def is_disputed(text: str) -> bool:
@@ -144,11 +147,7 @@ class _Tree:
             if not isinstance(name, yaml.ScalarNode):
                 self._refuse(name, "the name of a key must be a text or a number")
             if name.tag == "plain" and name.value == "<<":
-                parts = self.value(child, key, inherited, depth + 1)
-                for part in parts if isinstance(parts, list) else [parts]:
-                    if not isinstance(part, dict):
-                        self._refuse(child, "<< takes keys")
-                    merged = part | merged
+                merged = self._merged(child, key, inherited, depth + 1) | merged
                 continue
             given = self._scalar(name, inner or "key")
             if given in found:
@@ -156,6 +155,16 @@ class _Tree:
             inside = f"{key}.{given}" if key else str(given)
             found[given] = self.value(child, inside, inner, depth + 1)
         return merged | found
+
+    def _merged(self, node: Any, key: str, inherited: str, depth: int) -> dict[Any, Any]:
+        """Return the keys that stand behind `<<`, of which the first of several counts."""
+        parts = self.value(node, key, inherited, depth)
+        merged: dict[Any, Any] = {}
+        for part in parts if isinstance(parts, list) else [parts]:
+            if not isinstance(part, dict):
+                self._refuse(node, "<< takes keys")
+            merged = part | merged
+        return merged
 
     def _scalar(self, node: Any, declared: str) -> Any:
         """Return what a scalar says; `declared` is "key" for the name of a key."""

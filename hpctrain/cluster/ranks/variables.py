@@ -9,7 +9,7 @@ There `export` is called, so it does not matter how the environment of the ranks
 import os
 from collections.abc import Mapping, MutableMapping
 
-from hpctrain.config.network_variables import ALLOCATOR, GLOO, variables
+from hpctrain.config.rules.job import ALLOCATOR, GLOO, variables
 from hpctrain.config.schema import NetworkConfig, TrainConfig
 from hpctrain.errors import ConfigError
 

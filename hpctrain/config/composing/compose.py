@@ -1,11 +1,11 @@
 """Compose the config of one command line, by Hydra. `compose_sweep` composes those of a sweep."""
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,12 +30,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.yaml_file import conf_dir, groups
-from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
-from hpctrain.config.rules.pairs import refused
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, all_keys, all_members
-from hpctrain.errors import ConfigError, StorageError
+from hpctrain.errors import ConfigError, HpctrainError, StorageError
+
+_NUMBERS = ("int", "int | None", "float", "float | None", "list[int]", "list[int] | None")
 
 
 def compose(argv: list[str]) -> Config | None:
@@ -46,7 +47,6 @@ def compose(argv: list[str]) -> Config | None:
     """
     store_schema()
     composed: list[DictConfig] = []
-    is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
     overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
@@ -55,29 +55,38 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        with our_launchers(), _composed_once(RunMode.RUN if is_run else RunMode.MULTIRUN):
+        with our_launchers():
             hydra.main(str(conf_dir()), "config", "1.3")(composed.append)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, known_keys())) from error
-    except ValueError as error:
-        if not _is_raised_by_hydra(error):
-            raise
-        raise ConfigError(str(error)) from error
-    except OSError as error:
-        if error.filename is None:
-            raise
-        raise StorageError(
-            f"output_dir: cannot write {error.filename} ({error.strerror})"
-        ) from error
+    except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
+        if told := _told(error):
+            raise told from error
+        raise
     finally:
         del os.environ["HYDRA_FULL_ERROR"]
         sys.argv = own_argv
-    if composed and (len(composed) > 1 or not is_run):
+    if len(composed) > 1 or (composed and _mode(argv) == RunMode.MULTIRUN):
         raise ConfigError(
             "hydra/launcher: -m needs hpctrain (the default), submitit_slurm or submitit_local; "
             "nothing was started"
         )
     return as_asked(from_omegaconf(composed[0])) if composed else None
+
+
+def _mode(argv: list[str]) -> RunMode:
+    return RunMode.MULTIRUN if {"-m", "--multirun"} & {*argv} else RunMode.RUN
+
+
+def _told(error: Exception) -> HpctrainError | None:
+    """Return what is wrong with the command line; None for an error of the program."""
+    if isinstance(error, HydraException | OmegaConfBaseException):
+        return ConfigError(explain(error, known_keys()))
+    if isinstance(error, OSError):
+        where = f"cannot write {error.filename} ({error.strerror})"
+        return StorageError(f"output_dir: {where}") if error.filename else None
+    # Hydra itself refuses the command line, as `model=null` or `-m --cfg job`.
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    of_hydra = frame.filename.startswith(f"{Path(hydra.__file__).parent}{os.sep}")
+    return ConfigError(str(error)) if of_hydra else None
 
 
 def as_asked(config: Config) -> Config:
@@ -89,8 +98,10 @@ def as_asked(config: Config) -> Config:
     """
     if problems := [*refused(config, "adapter_keys")]:
         raise ConfigError("\n".join(problems))
-    if config.scaling is None:
-        return config
+    return config if config.scaling is None else _scaled(config)
+
+
+def _scaled(config: Config) -> Config:
     nodes = config.launch.node_numbers
     if len(nodes) > 1:
         raise ConfigError(
@@ -116,10 +127,35 @@ def extending(override: str) -> str:
     return f"++{override}" if value.lstrip().startswith("{") and name in free else override
 
 
-def _is_raised_by_hydra(error: ValueError) -> bool:
-    """Return whether Hydra itself refuses the command line, as `model=null` or `-m --cfg job`."""
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return frame.filename.startswith(f"{Path(hydra.__file__).parent}{os.sep}")
+def quoted(override: str) -> str:
+    """Return `name='true'` for `name=true`; an override of another type as it is.
+
+    Hydra's grammar reads true, nan, 1e3 and 1_0 as values of their own, whatever the type of the
+    key, and its sweeper writes them in its own way (True, 1000.0). So a text that is quoted stays
+    what was typed, with and without `-m`, as from a file (`hpctrain.base.files.yaml_file`).
+    A number that programs read differently, such as `010`, is a ConfigError.
+    """
+    name, equals, value = override.partition("=")
+    key = name.lstrip("+")
+    if re.search(r"""['"(){}$\\]""", value):
+        return override
+    if _is_text(key):
+        return name + equals + re.sub(r"[^,[\]]+", _quoted, value)
+    for part in re.split(r"[,[\]]", value) if types().get(key) in _NUMBERS else ():
+        if yaml_file.is_disputed(part) and part[-1].isdigit():
+            raise ConfigError(f"{override}: write the number {part} in plain decimal digits")
+    return override
+
+
+def _quoted(part: re.Match[str]) -> str:
+    word = part[0].strip()
+    return part[0] if yaml_file.is_text(word) else f"'{word}'"
+
+
+def _is_text(key: str) -> bool:
+    """Return whether a key holds any text, or texts."""
+    declared = types().get(key) or types().get(key.rpartition(".")[0], "")
+    return declared in yaml_file.TEXTS
 
 
 def store_schema() -> None:
@@ -134,7 +170,7 @@ def our_launchers() -> Iterator[None]:
     """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher, and read files.
 
     Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards,
-    and Hydra's own readers of files.
+    and Hydra's own loader and readers of files.
     """
     Plugins.instance()  # imports the plugins, which store their launchers
     store, sources = ConfigStore.instance(), SourcesRegistry.instance().types
@@ -144,30 +180,18 @@ def our_launchers() -> Iterator[None]:
         for name, node in _SUBMITIT.items():
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
         sources.update(file=_Files, pkg=_Packages)
+        setattr(implementation, ConfigLoaderImpl.__name__, _Once)
         yield
     finally:
         stored.update(before)
         sources.update(readers)
-
-
-@contextmanager
-def _composed_once(mode: RunMode) -> Iterator[None]:
-    """Let Hydra compose with `_Once`, in the mode that the command line asks for."""
-    own: Any = ConfigLoaderImpl
-    setattr(implementation, own.__name__, partial(_Once, mode))
-    try:
-        yield
-    finally:
-        setattr(implementation, own.__name__, own)
+        setattr(implementation, ConfigLoaderImpl.__name__, ConfigLoaderImpl)
 
 
 class _Once(ConfigLoaderImpl):
     """Gives Hydra's main function the config that it has composed before to read `hydra.mode`."""
 
-    def __init__(self, mode: RunMode, config_search_path: Any) -> None:
-        super().__init__(config_search_path)
-        self._mode = mode
-        self._first: tuple[list[str], DictConfig] | None = None
+    _first: DictConfig | None = None
 
     def load_configuration(
         self,
@@ -177,20 +201,18 @@ class _Once(ConfigLoaderImpl):
         from_shell: bool = True,
         validate_sweep_overrides: bool = True,
     ) -> DictConfig:
-        compose = partial(super().load_configuration, config_name, overrides)
-        if not validate_sweep_overrides:  # the first time
-            self._first = [*overrides], compose(self._mode, validate_sweep_overrides=False)
-            return self._first[1]
         first, self._first = self._first, None
-        if first is None or run_mode != self._mode:
-            return compose(run_mode, from_shell)
-        given, config = first
-        parsed = OverridesParser.create().parse_overrides(given)
+        if first is None or run_mode != _mode(sys.argv):
+            mode = run_mode if validate_sweep_overrides else _mode(sys.argv)  # the first time
+            config = super().load_configuration(
+                config_name, overrides, mode, from_shell, validate_sweep_overrides
+            )
+            self._first = None if validate_sweep_overrides else config
+            return config
+        parsed = OverridesParser.create().parse_overrides(overrides)
         self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
-        if overrides != given:  # Hydra has added the mode
-            config.hydra.mode = run_mode
-            config.hydra.overrides.hydra.extend(overrides[len(given) :])
-        return config
+        first.hydra.mode = run_mode
+        return first
 
 
 class _Files(FileConfigSource):

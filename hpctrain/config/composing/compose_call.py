@@ -23,9 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.config.composing.compose import extending, our_launchers, store_schema
+from hpctrain.config.composing.compose import extending, our_launchers, quoted, store_schema
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.composing.text_values import quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.launcher_keys import is_local

@@ -19,8 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.config import launcher_keys
-from hpctrain.config.composing.compose import as_asked
-from hpctrain.config.composing.text_values import quoted
+from hpctrain.config.composing.compose import as_asked, quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config

@@ -8,7 +8,7 @@ This module does not import torch, because the login node checks degrees before 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 from hpctrain.config.schema import ParallelConfig
@@ -41,14 +41,17 @@ class Degrees:
             asked[free[0]] = ranks // given
         degrees = cls(**{name: degree for name, degree in asked.items() if degree != -1})
         if degrees.ranks != ranks:
-            equation = str(degrees)
-            if free:
-                equation = equation.replace(f"{free[0]} 1", f"{free[0]} -1").rpartition(" = ")[0]
-            raise ConfigError(
-                f"parallel: {equation}, but the job has {job() or f'{ranks} ranks'}; the product "
-                "must be the number of ranks, and one degree may be -1, which takes what is left"
-            )
+            raise ConfigError(degrees._unequal(free, job() or f"{ranks} ranks"))
         return degrees
+
+    def _unequal(self, free: Sequence[str], job: str) -> str:
+        equation = str(self)
+        if free:
+            equation = equation.replace(f"{free[0]} 1", f"{free[0]} -1").rpartition(" = ")[0]
+        return (
+            f"parallel: {equation}, but the job has {job}; the product must be the number of "
+            "ranks, and one degree may be -1, which takes what is left"
+        )
 
     @property
     def dp(self) -> int:

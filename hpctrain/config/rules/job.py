@@ -1,4 +1,4 @@
-"""What must hold in the keys that describe a job: resources, monitor, store, secrets."""
+"""What must hold in the keys of a job: resources, variables, monitor, store, secrets."""
 
 import os
 import re
@@ -6,9 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hpctrain.base import secrets
-from hpctrain.config.network_variables import variables
-from hpctrain.config.rules.pairs import refused
-from hpctrain.config.schema import Config, NotifyConfig, TrackingConfig
+from hpctrain.config.rules.combinations import refused
+from hpctrain.config.schema import (
+    Config,
+    NetworkConfig,
+    NotifyConfig,
+    TrackingConfig,
+    TrainConfig,
+)
 
 _NAMES = ("name", "output_dir", "tracking.experiment")
 _PATHS = (
@@ -16,6 +21,12 @@ _PATHS = (
     *("checkpoint.init_from", "tracking.uri", "site.container.image", "site.container.binds"),
 )
 _IDLE_SAMPLES = 3
+# torch reads one of these, so they are never set side by side.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+GLOO = "GLOO_SOCKET_IFNAME"
+
+# With any other value torch refuses matrix products in deterministic algorithms.
+CUBLAS_WORKSPACES = (":4096:8", ":16:8")
 
 
 def resources(config: Config) -> Iterator[str]:
@@ -52,6 +63,33 @@ def resources(config: Config) -> Iterator[str]:
             f"a shorter time than {_IDLE_SAMPLES} samples says nothing; at least "
             f"{_IDLE_SAMPLES * monitor.every_s / 60:g} minutes"
         )
+
+
+def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str, str]]:
+    """Return the value of each variable that the sections ask for, and the key it comes from."""
+    asked: dict[str, tuple[str | None, str]] = {
+        # Without "=" NCCL takes every interface whose name begins like this.
+        "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
+        GLOO: (network.interface, "network.interface"),
+        "NCCL_DEBUG": (network.debug, "network.debug"),
+    }
+    if network.infiniband == "none":
+        asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
+    elif network.infiniband != "auto":
+        asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
+    if train.deterministic:
+        # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
+        # add in an order of their own; Megatron-LM leaves them out for the same reason.
+        asked["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACES[0], "train.deterministic"
+        asked["NCCL_NVLS_ENABLE"] = "0", "train.deterministic"
+        asked["TORCHINDUCTOR_DETERMINISTIC"] = "1", "train.deterministic"
+    return {name: (value, key) for name, (value, key) in asked.items() if value is not None}
+
+
+def _exactly(devices: str) -> str:
+    """Return a list of devices for NCCL, to which `mlx5_1` would also mean `mlx5_10`."""
+    sign = "^=" if devices.startswith("^") else "="
+    return sign + devices.lstrip("^=")
 
 
 def for_a_shell(config: Mapping[str, Any]) -> Iterator[str]:
@@ -102,23 +140,28 @@ def written_secrets(config: Mapping[str, Any]) -> Iterator[str]:
                     f"{key} would be written into the job's script: export {name} in your shell "
                     "instead, jobs inherit it"
                 )
-        elif key.startswith("site."):
+        else:
             for variable in (known[value] for value in known if value in text):
-                yield (
-                    f"{key} holds the value of {variable}, which would be written into the job's "
-                    f"script: in site.setup say ${variable}, jobs inherit it"
-                )
-        elif key in _NAMES and not (key == "output_dir" and os.path.exists(text)):
-            for variable in (known[value] for value in known if value in text):
-                yield (
-                    f"{key} holds the value of {variable}, which would stand in the name of a "
-                    "folder, a job or an experiment, for everybody to read: give another one"
-                )
+                yield from _shown(key, text, variable)
         if secrets.written_down(secrets.reference(text, values=known)):
             yield (
                 f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
                 "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
+
+
+def _shown(key: str, text: str, variable: str) -> Iterator[str]:
+    """Yield what is wrong with the value of a variable where everybody can read it."""
+    if key.startswith("site."):
+        yield (
+            f"{key} holds the value of {variable}, which would be written into the job's script: "
+            f"in site.setup say ${variable}, jobs inherit it"
+        )
+    elif key in _NAMES and not (key == "output_dir" and os.path.exists(text)):
+        yield (
+            f"{key} holds the value of {variable}, which would stand in the name of a folder, a "
+            "job or an experiment, for everybody to read: give another one"
+        )
 
 
 def _texts(node: Any, key: str = "") -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from inspect import Signature
 from typing import Any
 
 from hpctrain.config.rules import own_loop, parameter_rules, targets
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, SchedulerConfig
 
 _CLASS = "it must be package.module.Class"
 
@@ -42,7 +42,12 @@ class Called:
     @property
     def is_own(self) -> bool:
         """Whether it is of hpctrain or torch."""
-        return targets.is_own(self.node["_target_"])
+        return targets.is_own(str(self.node.get("_target_")))
+
+    @property
+    def signature(self) -> Signature | None:
+        """The signature of one of hpctrain or torch, as far as its source shows it."""
+        return targets.signature(self.node["_target_"]) if self.is_own else None
 
     def misfits(self, known: Signature | None) -> Iterator[str]:
         """Yield what is wrong with its arguments, if the target has this signature."""
@@ -68,17 +73,20 @@ def called(config: Config) -> Iterator[Called]:
     node |= parameter_rules.weight_decay_of(own)
     inner = {name: f"optimizer.options.{name}" for name in own.options}
     yield Called("optimizer", node, _choose("optimizer"), positional=1, inner=inner)
-    schedule = config.scheduler
-    if schedule._target_ is not None:
-        yield Called(
-            "scheduler",
-            {"_target_": schedule._target_, **schedule.options},
-            "it must be package.module.function",
-            positional=1,
-            inner={name: f"scheduler.options.{name}" for name in schedule.options},
-            maybe=("max_steps",),
-        )
+    if config.scheduler._target_ is not None:
+        yield _schedule(config.scheduler)
     yield from _listed(config)
+
+
+def _schedule(own: SchedulerConfig) -> Called:
+    return Called(
+        "scheduler",
+        {"_target_": own._target_, **own.options},
+        "it must be package.module.function",
+        positional=1,
+        inner={name: f"scheduler.options.{name}" for name in own.options},
+        maybe=("max_steps",),
+    )
 
 
 def _listed(config: Config) -> Iterator[Called]:
@@ -95,10 +103,10 @@ def _listed(config: Config) -> Iterator[Called]:
 def problems(config: Config) -> Iterator[str]:
     """Yield what is wrong with the objects of a config, as far as nothing has to be imported."""
     for one in called(config):
-        if wrong := one.problem:
+        if (known := one.signature) is not None:
+            yield from one.misfits(known)
+        elif wrong := one.problem:
             yield wrong
-        elif one.is_own:
-            yield from one.misfits(targets.signature(one.node["_target_"]))
     if not own_loop.has_own(config):
         yield from parameter_rules.problems(config.optimizer)
 

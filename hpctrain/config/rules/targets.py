@@ -15,12 +15,12 @@ import ast
 import collections.abc
 import difflib
 import functools
-import importlib.util
 import symtable
 import typing
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec, resolve_name
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Any
@@ -84,23 +84,12 @@ def definition(target: str) -> ast.stmt | None:
     if not isinstance(found, ast.ImportFrom):
         return found
     source = next(a.name for a in found.names if rest[0] in (a.asname, a.name))
-    outer = f"{imported(found, _package_of(spec))}.{source}"
+    module = resolve_name("." * found.level + (found.module or ""), spec.parent)
+    outer = f"{module}.{source}"
     return None if outer == target else definition(outer)
 
 
-def _package_of(spec: ModuleSpec) -> str:
-    """Return the package from which the relative imports of a module start."""
-    return spec.name if spec.submodule_search_locations is not None else spec.parent or ""
-
-
-def imported(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module that an import in this package imports from."""
-    for _ in range(statement.level - 1):
-        package = package.rpartition(".")[0]
-    return ".".join(filter(None, (package if statement.level else "", statement.module)))
-
-
-def submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
+def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
     """Return the spec of a module in a package; None if there is no such module."""
     folders = spec.submodule_search_locations
     # With its dotted name, a folder without __init__.py is only found if the package is imported.
@@ -113,8 +102,8 @@ def submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
 def _located(target: str) -> tuple[ModuleSpec | None, list[str]]:
     """Return the innermost module of a target, and the names that are left."""
     package, *rest = target.split(".")
-    spec = importlib.util.find_spec(package)
-    while spec and rest and (inner := submodule(spec, rest[0])) is not None:
+    spec = find_spec(package)
+    while spec and rest and (inner := _submodule(spec, rest[0])) is not None:
         spec, rest = inner, rest[1:]
     return spec, rest
 

@@ -55,6 +55,16 @@ class OptimizerConfig:
         at_most=1,
     )
 
+    @property
+    def states(self) -> int:
+        """The tensors of the size of a parameter that it keeps; 2 for one that is not torch's."""
+        name, options = self._target_.rpartition(".")[2], self.options
+        if name == "SGD":
+            return int(bool(options.get("momentum")))
+        if name == "RMSprop":
+            return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
+        return (1 if name in ("ASGD", "Adagrad") else 2) + bool(options.get("amsgrad"))
+
 
 @dataclass
 class PlateauConfig:

@@ -11,7 +11,6 @@ import torch
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.batch_sizes import BatchSizes, parts_of_ramp
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import DataConfig, ParallelConfig, TrainConfig
@@ -95,7 +94,7 @@ def build(place: Place) -> Trainer:
         kept=lambda: [*trained_code.turning_points(run.read())][-1:],
         average=average.tensors,
         base=adapted_base(config.checkpoint, train.lora),
-        states=optimizer_states(config.optimizer),
+        states=config.optimizer.states,
     )
     log_every = observers.report_every(train, effective.max_steps)
     notes = observers.build_notes(run, ranks, tracker)

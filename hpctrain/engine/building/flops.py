@@ -18,8 +18,7 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hpctrain.base import hardware
-from hpctrain.base.hardware import Hardware
+from hpctrain.base.extensions import offered
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
@@ -129,9 +128,11 @@ def build_utilisation(
 
     `build` makes another such model.
     """
-    figures = _figures(hardware_section, model.precision.device)
-    peak = None if figures is None else figures.peak(model.precision.compute)
-    if not ranks.is_main or peak is None:
+    device, peak = model.precision.device, None
+    if ranks.is_main and (device.type == "cuda" or hardware_section):
+        asked = hardware_section, model.precision.compute
+        peak = offered("hardware").peak_of(*asked, *_named(device))
+    if peak is None:
         return None
     if not all(parameter.requires_grad for parameter in model.module.parameters()):
         log.info("no MFU: parameters that are not trained need fewer operations than are counted")
@@ -139,16 +140,11 @@ def build_utilisation(
     return Utilisation(partial(_count, build, task), peak * ranks.world_size)
 
 
-def _figures(section: dict[str, Any], device: torch.device) -> Hardware | None:
-    """Return the figures of this device, by its exact name; of a CPU only what the user gave."""
-    # The section may also be of a machine that is only planned with.
-    given = hardware.of_section(section) if section else None
+def _named(device: torch.device) -> tuple[str, int | None]:
+    """Return the name and the bytes of a GPU; "" and None for a CPU."""
     if device.type != "cuda":
-        return given if given is not None and given.name.startswith("cpu") else None
-    name = torch.cuda.get_device_name(device)
-    if given is not None and name in given.devices:
-        return given
-    return hardware.of_device(name, torch.cuda.get_device_properties(device).total_memory)
+        return "", None
+    return torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
 
 
 def _count(build: Build, task: Task, batch: Batch) -> int | None:

@@ -19,10 +19,13 @@ from typing import NamedTuple
 
 import torch
 
-from hpctrain.base.processes.slow import RANK, RANK_S
 from hpctrain.engine.parallel.mesh import Mesh
 
 _SILENT_S = 600.0  # from one line about a rank to the next
+_LEAST_S = 10.0  # of training, before a note names a rank
+# A rank is slow that takes so many times the median of the others, who so lose this share of the
+# time of the steps.
+_TIMES, _SHARE = 1.5, 0.2
 
 
 class WorkClock:
@@ -79,7 +82,7 @@ class SlowRanks:
         mesh: Mesh,
         rank: int,
         host: Callable[[int], str],
-        least_s: float = RANK_S,
+        least_s: float = _LEAST_S,
         say: Callable[[str, str], None] = lambda text, about: None,
     ) -> None:
         self._say = say
@@ -141,15 +144,14 @@ def slowest(
 ) -> tuple[int, float, float] | None:
     """Return a rank whose own time is much longer, how many times, and the seconds that it costs.
 
-    It is compared with the `stage` ranks that have the same layers: others have other work. `RANK`
-    says what is much longer than their median, and the least part of the time that they lose.
+    It is compared with the `stage` ranks that have the same layers: others have other work.
     """
     found: list[tuple[float, int, float]] = []
     for rank, own in enumerate(own_s):
         first = rank // stage * stage
         others = [own_s[other] for other in range(first, first + stage) if other != rank]
         median = statistics.median(others) if others else own
-        if own > RANK.times * median and own - median > RANK.share * trained_s:
+        if own > _TIMES * median and own - median > _SHARE * trained_s:
             found.append((own - median, rank, own / max(median, 1e-3)))
     lost_s, rank, times = max(found, default=(0.0, 0, 0.0))
     return (rank, times, lost_s) if found else None

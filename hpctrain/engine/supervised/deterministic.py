@@ -3,7 +3,7 @@
     with deterministic(config.train.deterministic, device):
         ...   # operations add in a fixed order, or raise an error
 
-The variables that CUDA reads at its start are those of `hpctrain.config.network_variables`.
+The variables that CUDA reads at its start are those of `hpctrain.config.rules.job`.
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from hpctrain.config.network_variables import CUBLAS_WORKSPACES
+from hpctrain.config.rules.job import CUBLAS_WORKSPACES
 from hpctrain.errors import ConfigError
 
 

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.advice import cures
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.advice import cures
 
 if TYPE_CHECKING:
     import torch
 
-    from hpctrain.base.hardware import Hardware
     from hpctrain.config.schema import Config
     from hpctrain.insight.bench.parts import Bench, PartFigures
+    from hpctrain.insight.estimates.hardware import Hardware
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
@@ -94,9 +94,9 @@ def _measured(
     """Form the group of the ranks, and measure; return the figures, and of what they are."""
     import torch
 
-    from hpctrain.base.hardware import of_device
     from hpctrain.cluster.ranks.variables import export
     from hpctrain.engine.distributed.group import process_group
+    from hpctrain.insight.estimates.hardware import of_device
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
     folder = _folder(config, ranks)

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from hpctrain.base.hardware import Hardware
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -29,6 +28,7 @@ from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.supervised.trainer import Trainer
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.speeds import synchronise
+from hpctrain.insight.estimates.hardware import Hardware
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0

@@ -4,7 +4,7 @@ import argparse
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, NodeError
 from hpctrain.insight.doctor import comparison, exclusion, login, table
@@ -72,10 +72,20 @@ def main(argv: list[str]) -> int:
     host, figures = socket.gethostname(), dict[str, dict[str, float]]()
     if options.nodes is None:
         where = config.output_dir, config.data.path, config.tracking
-        of_scheduler = scheduler.checked(config.launch, config.site, partial(_start, config))
+        start = partial(_start, JobRequest.of(config))
+        of_scheduler = scheduler.checked(config.launch, config.site, start)
         places = {host: [*login.checked(*where, of_scheduler)]}
     else:
-        places, figures = _nodes(config, here)
+        launch = config.launch
+        longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
+        launch.time_min = min(longest, _TIME_MIN)
+        if config.name == Config().name:
+            config.name = "doctor"
+        asked = Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
+        folder = folder_of(config.output_dir)
+        places, figures = _nodes(
+            asked, folder, launch, lambda call: function.submit(config, [call], here)[0]
+        )
     result = worst(finding for found in places.values() for finding in found)
     if options.json:
         table.print_json(result, places, figures)
@@ -112,36 +122,27 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     return config, here
 
 
-def expected_of(config: Config) -> Expectation:
-    """Return what a job of this config asks of its nodes."""
-    return Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
-
-
-def _start(config: Config) -> str:
-    """Return when Slurm expects a job of this config to start."""
-    job = JobRequest.of(config)
+def _start(job: JobRequest) -> str:
+    """Return when Slurm expects such a job to start."""
     script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
     return sbatch.expected_start(script, job)
 
 
-def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, float]]]:
+def _nodes(
+    asked: Expectation,
+    folder: Path,
+    launch: LaunchConfig,
+    submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob],
+) -> tuple[Places, dict[str, dict[str, float]]]:
     """Check nodes by one short job; return the findings and the figures of each host.
 
-    The ranks are started on this machine if `here`. A refused job, or one that has ended without
-    any answer, is a LaunchError.
+    A refused job, or one that has ended without any answer, is a LaunchError.
     """
-    launch = config.launch
-    asked = expected_of(config)
-    longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
-    launch.time_min = min(longest, _TIME_MIN)
-    if config.name == Config().name:
-        config.name = "doctor"
-    folder = folder_of(config.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:
         call = Call.of(node_job.check, [asdict(asked), meeting], {})
-        (job,) = function.submit(config, [call], here)
+        job = submit(call)
         # Standard output may be JSON.
         print(f"job {job.job_id} checks the nodes; its logs: {job.paths.folder}", file=sys.stderr)
         answers = job.answers()
@@ -149,7 +150,8 @@ def _nodes(config: Config, here: bool) -> tuple[Places, dict[str, dict[str, floa
     if not looks:
         raise LaunchError(f"job {job.job_id}: no rank has answered; see {job.paths.folder}")
     places = comparison.compared(looks, mixed=asked.mixed)
-    if missing := sorted(set(range(config.asked_world_sizes[0])) - answers.keys()):
+    ranks = launch.node_numbers.start * launch.tasks_per_node
+    if missing := sorted(set(range(ranks)) - answers.keys()):
         _add_missing(places, missing, launch.tasks_per_node, job.job_id)
     return places, comparison.figures(looks)
 

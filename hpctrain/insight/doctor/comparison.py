@@ -6,7 +6,6 @@ from dataclasses import fields
 from statistics import median
 from typing import Any
 
-from hpctrain.base.processes import slow
 from hpctrain.insight.doctor.checks import reach
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
@@ -24,6 +23,8 @@ _SAME = {
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
 _SKEW_S = 2.0
+# Parts of the median of all below which a figure, or the link of a node, is slow.
+_WARNS, _LINK_WARNS, _FAILS = 0.8, 0.7, 0.5
 _LOSES = {
     "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
     "processes on it, and exclude the node until then.",
@@ -140,8 +141,8 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
                 f"rank {each.rank}: {name}",
                 value,
                 f"{value:.4g}",
-                fail_below=slow.FIGURE.fails * middle,
-                warn_below=slow.FIGURE.warns * middle,
+                fail_below=_FAILS * middle,
+                warn_below=_WARNS * middle,
                 expected=f"the median, {middle:.4g}",
                 cure=f"This rank {loss}",
             )
@@ -182,8 +183,8 @@ def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
             "link to other nodes",
             own,
             shown,
-            fail_below=slow.LINK.fails * middle,
-            warn_below=slow.LINK.warns * middle,
+            fail_below=_FAILS * middle,
+            warn_below=_LINK_WARNS * middle,
             expected=f"the median of the other nodes, {middle:,.0f} MB/s",
             cure="Ask the administrators to look at cable, port and adapter of this node.",
         )

@@ -6,18 +6,16 @@ Nothing here stops a run. A formula whose figures are not known says nothing.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from hpctrain.base.hardware import Hardware, of_section
 from hpctrain.base.units import ELEMENT_BYTES, GIB
-from hpctrain.config.advice import CORES_PER_GPU, cures
-from hpctrain.config.memory_fit import on_gpu
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.combinations import TRANSFORMER
+from hpctrain.config.rules.combinations import TRANSFORMER, refused
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.pairs import refused
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
+from hpctrain.insight.estimates.advice import CORES_PER_GPU, cures
+from hpctrain.insight.estimates.hardware import Hardware, of_section
 from hpctrain.insight.estimates.measured_run import runs_of_model
+from hpctrain.insight.estimates.memory_fit import on_gpu
 
 
 def of_sweep(configs: Iterable[Config]) -> list[str]:
@@ -87,7 +85,7 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
     partly = any(group.get("freeze") for group in config.optimizer.groups)
     partly |= config.train.lora.match is not None
     # Gradients on a GPU come as activations go.
-    states = 0 if partly else optimizer_states(config.optimizer)
+    states = 0 if partly else config.optimizer.states
     ranks = degrees.tp * degrees.pp * degrees.shards(parallel)
     needed = count * ELEMENT_BYTES[config.precision.params] * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]

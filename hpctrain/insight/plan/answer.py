@@ -3,12 +3,12 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpctrain.base.hardware import Hardware, of_section
 from hpctrain.base.units import GIB
-from hpctrain.config.memory_fit import margin_of
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.hardware import Hardware, of_section
+from hpctrain.insight.estimates.memory_fit import margin_of
 from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,

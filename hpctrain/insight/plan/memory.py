@@ -22,7 +22,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from hpctrain.base.units import ELEMENT_BYTES
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig
 from hpctrain.insight.plan.model_sizes import ModelSizes
@@ -99,7 +98,7 @@ def _whole(
             buffers += int(2 * reduced * bucket)
     # Autocast keeps the converted weights for the backward pass.
     gathered = computed * count if computed != stored else 0
-    parameters, state = stored * count, stored * learnt * optimizer_states(training.optimizer)
+    parameters, state = stored * count, stored * learnt * training.optimizer.states
     step = _temporaries(training.optimizer, stored * learnt)
     return Memory(
         *(parameters, gradients, state, gathered, buffers),
@@ -129,7 +128,7 @@ def _divided(
     every = every and degrees.pp == 1 and not (replicas and parallel.sync == "auto")
 
     parameters, gradients = stored * part, stored * own
-    state = gradients * optimizer_states(training.optimizer)
+    state = gradients * training.optimizer.states
     # Gradients that wait whole for the last micro-batch, whose backward pass divides them.
     waiting = reduced * trained.whole(ranks) if accumulate > 1 and not every else 0
     # torch keeps the last send buffer, which is that of the rest, until the next micro-batch.

@@ -10,7 +10,6 @@ import logging
 from dataclasses import replace
 from functools import partial
 
-from hpctrain.base.hardware import known, load, of_section
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.console import Console
 from hpctrain.cluster.slurm import sbatch
@@ -21,6 +20,7 @@ from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.estimates import time_limit
 from hpctrain.insight.estimates.cautions import cautions
+from hpctrain.insight.estimates.hardware import known, load, of_section
 from hpctrain.insight.plan.planned import PlannedTraining
 
 # What decides a plan.

@@ -3,7 +3,7 @@
 Only runs of sources that have set no constant count. tests/plan makes the numbers.
 """
 
-from hpctrain.base.hardware import Hardware, known
+from hpctrain.insight.estimates.hardware import Hardware, known
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.planned import PlannedTraining

@@ -7,12 +7,11 @@ from typing import Any, Self
 
 from torch import nn
 
-from hpctrain.base.hardware import Hardware, Price
-from hpctrain.config.memory_fit import Fit, margin_of, on_gpu, on_host, worst
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
+from hpctrain.insight.estimates.hardware import Hardware, Price
+from hpctrain.insight.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.insight.plan.budget import Budget
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
@@ -176,7 +175,7 @@ class Estimator:
     def least(self, training: PlannedTraining, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored, facts = stored_bytes(training.precision), self.facts
-        trained = stored * (1 + optimizer_states(training.optimizer)) * facts.trainable
+        trained = stored * (1 + training.optimizer.states) * facts.trainable
         return (stored * (facts.parameters - facts.adapted) + trained) / ranks
 
     def of(self, layout: Layout, hardware: Hardware) -> Estimate:

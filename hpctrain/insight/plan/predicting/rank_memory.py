@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hpctrain.base.hardware import Hardware
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -24,6 +22,7 @@ from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.insight.plan.layouts import Layout
@@ -161,7 +160,7 @@ def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
     training, stored = layout.training, stored_bytes(layout.training.precision)
     ranks = layout.degrees.shards(training.parallel)
-    state = optimizer_states(training.optimizer) * stored * trained.part(ranks)
+    state = training.optimizer.states * stored * trained.part(ranks)
     if training.parallel.device == "cpu":
         return stored * (sizes.part(ranks) + trained.part(ranks)) + state
     return sizes.pinned(ranks, stored) + trained.pinned(ranks, stored) + state

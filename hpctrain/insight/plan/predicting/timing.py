@@ -22,17 +22,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
 
-from hpctrain.base.hardware import Hardware, Link
 from hpctrain.base.units import ELEMENT_BYTES
-from hpctrain.config.optimizer_states import optimizer_states
 from hpctrain.config.rules.division import bubble
 from hpctrain.engine.building.flops import Flops
+from hpctrain.insight.estimates.hardware import Hardware, Link
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import Matrix, ModelFacts
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import computed_bytes, reduced_bytes, stored_bytes
 
-LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
+_LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class Efficiencies:
             self,
             best=hardware.matmul_efficiency or self.best,
             attention=hardware.attention_efficiency or self.attention,
-            host_link=self.host_link if link is None else link * LINK,
+            host_link=self.host_link if link is None else link * _LINK,
         )
 
     def __str__(self) -> str:
@@ -150,7 +149,7 @@ class _Step:
         waiting = bubble(schedule, pp, batch.accumulate) if pp > 1 else 0.0
         step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
         # Clipping and the optimizer read and write all states.
-        tensors = 3 + 2 * (1 + optimizer_states(training.optimizer))
+        tensors = 3 + 2 * (1 + training.optimizer.states)
         states = facts.trainable / self.divided * stored_bytes(training.precision) * tensors
         step += states / rate_of_states
         mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
@@ -250,7 +249,7 @@ def gather_s(nbytes: float, ranks: int, link: Link) -> float:
     if link.bandwidth is None:
         return math.inf
     alpha = (link.latency_s or 0.0) * math.ceil(math.log2(ranks))
-    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * LINK)
+    return alpha + nbytes * (ranks - 1) / ranks / (link.bandwidth * _LINK)
 
 
 def link_of(hardware: Hardware, per_node: int, inner: int, ranks: int) -> Link:

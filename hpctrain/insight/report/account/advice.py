@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from omegaconf import OmegaConf
 
 from hpctrain.base.units import GIB
-from hpctrain.config.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
 from hpctrain.insight.report.account.run_account import RunAccount
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.processes.slow import BUSY_PERCENT, GPU_CLOCK
 from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
@@ -23,6 +22,8 @@ from hpctrain.tracking import samples
 
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _SILENT = 3.0  # intervals without a sample
+_SLOW_CLOCK = 0.9  # of the median of the GPUs that are busy: of one without work it says nothing
+_BUSY_PERCENT = 50.0
 _USE, _CLOCK = "utilization_percentage", "clock_megahertz"
 
 
@@ -104,12 +105,12 @@ def _node(path: Path, name: str, now: float) -> Node | None:
 def _compare(nodes: Sequence[Node]) -> None:
     """Note what makes a node slower than the others."""
     every = [(node, name, gpu) for node in nodes for name, gpu in node.gpus.items()]
-    busy = [gpu for *_, gpu in every if gpu.get(_USE, 0.0) >= BUSY_PERCENT and _CLOCK in gpu]
+    busy = [gpu for *_, gpu in every if gpu.get(_USE, 0.0) >= _BUSY_PERCENT and _CLOCK in gpu]
     usual = statistics.median(gpu[_CLOCK] for gpu in busy) if busy else 0.0
     for node, name, gpu in every:
         if gpu.get("throttled_by_heat"):
             node.notes.append(f"slow: {name} is too hot, its clock is lowered")
-        elif gpu in busy and (clock := gpu[_CLOCK]) < GPU_CLOCK * usual:
+        elif gpu in busy and (clock := gpu[_CLOCK]) < _SLOW_CLOCK * usual:
             node.notes.append(f"slow: {name} has {clock:.0f} MHz, the median is {usual:.0f} MHz")
         if gpu.get("ecc_uncorrected_errors"):
             node.notes.append(f"{name} has memory errors that could not be corrected")

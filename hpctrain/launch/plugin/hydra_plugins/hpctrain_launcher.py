@@ -47,7 +47,7 @@ class HpctrainSweeper(BasicSweeper):
 
     def _parse_config(self) -> list[str]:
         """Return `hydra.sweeper.params` as overrides; a text stays what was written."""
-        from hpctrain.config.composing.text_values import quoted
+        from hpctrain.config.composing.compose import quoted
 
         return [quoted(text) for text in super()._parse_config()]
 

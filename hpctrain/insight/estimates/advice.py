@@ -16,10 +16,10 @@ import yaml
 
 from hpctrain.base.files import yaml_file
 from hpctrain.config.frozen import types
-from hpctrain.config.rank_counts import size_problems
+from hpctrain.config.job_request import size_problems
 from hpctrain.config.rules.batch_sizes import BatchSizes
+from hpctrain.config.rules.combinations import meets
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.pairs import meets
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.hardware import Hardware, load
-from hpctrain.config.advice import changed, cures, table
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import members
+from hpctrain.insight.estimates.advice import changed, cures, table
+from hpctrain.insight.estimates.hardware import Hardware, load
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.plan_command import planned_of
@@ -69,7 +69,7 @@ def prefixes(name: str) -> list[str]:
 def test_each_key_that_a_text_names_exists_and_takes_the_value() -> None:
     files = [*(ROOT / "hpctrain").rglob("*.py"), *(ROOT / "data_prep").rglob("*.py")]
     found = [(file, text) for file in files for text in texts(file)]
-    for file in (ROOT / "hpctrain/config").rglob("*.yaml"):
+    for file in (ROOT / "hpctrain").rglob("*.yaml"):
         found += [(file, text) for text in re.findall(r'"([^"]*)"', file.read_text())]
     for page in (ROOT / "docs").glob("*.md"):
         spans = re.findall(r"`([^`\n]+)`", page.read_text())

@@ -7,8 +7,8 @@ less it is tight, and may end out of memory. It does not fit if it needs more th
 from dataclasses import dataclass
 
 from hpctrain.base.units import GIB, readable
-from hpctrain.config.advice import HOST_GB_PER_GPU
 from hpctrain.config.schema import TrainConfig
+from hpctrain.insight.estimates.advice import HOST_GB_PER_GPU
 
 # Predicted and measured peaks differ by 2 % as a rule (docs/plan.md), and what torch sees of a GPU
 # by 1 % between drivers.
@@ -16,13 +16,6 @@ _MARGIN = 0.05
 # Public reports of adapters (LoRA, QLoRA) needed 2 to 20 % more than predicted: their tensors are
 # predicted well (docs/plan.md), and what other programs and 4 bits need beside them is not.
 _ADAPTED_MARGIN = 0.2
-
-SMALL_PART = 200e6
-"""Bytes of a rank's part of a checkpoint that are written within about a second, without a copy.
-
-A state of 286 MiB takes 0.7 s of CPU time, and 1.8 to 5.7 s on a busy disk.
-"""
-OF_FREE = 0.5  # of the free host memory may be such a copy; loaders and caches need the rest
 
 
 @dataclass(frozen=True)

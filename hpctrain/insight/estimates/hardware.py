@@ -190,6 +190,19 @@ def of_device(device_title: str, memory_bytes: int | None = None) -> Hardware | 
     return None
 
 
+def peak_of(
+    section: Mapping[str, Any], compute: str, device: str, memory_bytes: int | None
+) -> float | None:
+    """Return the peak in FLOP/s of a device, by its exact name; of a CPU ("") only a given one."""
+    # The section may also be of a machine that is only planned with.
+    found = of_section(section) if section else None
+    if device and (found is None or device not in found.devices):
+        found = of_device(device, memory_bytes)
+    elif not device and found is not None and not found.name.startswith("cpu"):
+        return None
+    return None if found is None else found.peak(compute)
+
+
 def _as_large(stated: int | None, reported: int | None) -> bool:
     if stated is None or reported is None:
         return True

@@ -27,10 +27,12 @@ from torch import nn
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_session import stepping
+from hpctrain.engine.building.build_steps import Around, notes_of, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
+from hpctrain.engine.parts.hooks import parts_of_user
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept
@@ -221,22 +223,24 @@ class Session:
                 "session.steps: these are the samples of a split, each once; give the "
                 "training split: session.data('train')"
             )
-        mesh, precision = self._parts.mesh, self._parts.precision
+        place, mesh, config = self._place, self._parts.mesh, self._place.config
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
             self._kept.add(_DATA, feed.batches, each_rank=True)
-        models, optimizers = self._models, self._optimizers
-        made, logged = stepping(
-            *(self._place, mesh, precision, feed, max_steps, models, optimizers),
-            *(self._kept, self._ending),
-        )
+        around = Around(place, mesh, self._models, self._optimizers, notes=notes_of(place))
+        around.checkpointer.more = self._kept
+        logged = Logged(mesh, around.health)
+        parts: list[Part] = [self._kept, logged, self._ending, patience_of(config.train)]
+        parts += parts_of_user(config.hooks, config.seed, place.tracker)
+        samples = not isinstance(feed, OwnFeed)
+        given = feed, max_steps, self._parts.precision, parts
+        made = around.steps(*given, counts_samples=samples)
         self._stepping, self._logged = made, logged
-        self._place.begun()
+        place.begun()
         self._closing.enter_context(made.closing())
-        config = self._place.config
         seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
         for step, batch in made.steps():
-            for model in models.values():
+            for model in self._models.values():
                 model.begin_step()
             yield step, batch
             own = logged.own()

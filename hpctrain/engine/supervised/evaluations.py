@@ -117,5 +117,5 @@ class Evaluations(Part):
         # The random states are restored, as an evaluation may be made twice.
         with session.meter.spent("evaluation"), doing, same_generators(), modes:
             session.call("before_evaluation")
-            with session.checkpointer.modes.evaluating(), self._average.applied():
+            with session.saving.checkpointer.modes.evaluating(), self._average.applied():
                 return evaluate_all(self._train_step, self.feeds, session.stop)

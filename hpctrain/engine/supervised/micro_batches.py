@@ -9,13 +9,19 @@ the next attempt takes the next smaller size (`hpctrain.engine.job.fit`).
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
+from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
+from hpctrain.errors import ConfigError
+from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +67,49 @@ class MicroBatches(Part):
         self._peaks: list[float] = []
         if memory is not None:
             model.accumulate = share
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainConfig,
+        share: int,
+        run: RunDir,
+        ranks: RankInfo,
+        model: ParallelModel,
+        *,
+        packed: bool = False,
+    ) -> Self | None:
+        """Return those of the config for a `share`, or of what an earlier attempt has found.
+
+        None if the batch is one piece: its samples are `packed`, or a pipeline has their number.
+        """
+        if packed or model.mesh.degrees.pp > 1:
+            return None
+        found = run.read().micro_batch_rows if ranks.is_main else None
+        rows: int | None = objects.broadcast(found)
+        auto = train.micro_batch_size == "auto"
+        if auto and model.precision.device.type != "cuda":
+            raise ConfigError(
+                "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"
+            )
+
+        def record(rows: int) -> None:
+            if ranks.is_main:
+                run.update(micro_batch_rows=rows)
+
+        known = rows is not None and share % (rows * model.mesh.weight) == 0
+        made = cls(model, share, record, GpuMemory() if auto and not known else None)
+        if rows is not None:
+            made._go_on_with(rows, known=known, auto=auto)
+        return made
+
+    def _go_on_with(self, rows: int, *, known: bool, auto: bool) -> None:
+        """Take the rows that the attempt before has found; `known` if they divide the share."""
+        if known and (auto or rows < self.rows):
+            log.info("micro-batches of %d rows, as the attempt before has found", rows)
+            self.model.accumulate = self.share // rows
+        if not auto:
+            self.limit = rows
 
     @property
     def rows(self) -> int:

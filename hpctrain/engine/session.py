@@ -27,12 +27,11 @@ from torch import nn
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_steps import Around, notes_of, patience_of
+from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.hooks import parts_of_user
 from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept

@@ -16,7 +16,13 @@ from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
 from hpctrain.engine.building.build_schedule import Effective, build_schedule
-from hpctrain.engine.building.build_steps import Around, notes_of, patience_of, report_every
+from hpctrain.engine.building.build_steps import (
+    Around,
+    notes_of,
+    parts_of_user,
+    patience_of,
+    report_every,
+)
 from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
@@ -26,7 +32,6 @@ from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.hooks import parts_of_user
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
 from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.engine.parts.watch import Watch
@@ -130,14 +135,14 @@ def build(place: Place) -> Trainer:
     trained = model.module, optimizer, task
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
-        FirstLook.of(run, ranks, step, loader, evaluations.values(), max_steps),
+        FirstLook.of(run, ranks, (model, task, optimizer), loader, evaluations.values(), max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
         silent,
         average if train.ema is not None else None,
         micro_batches,
         ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
-        *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
+        *parts_of_user(config.hooks, config.seed, tracker, trained),
         Evaluations(step, evaluations, train.eval_every, RequestedMetric.of(config), average),
         schedule,
         patience_of(train),

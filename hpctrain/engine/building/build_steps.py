@@ -11,11 +11,13 @@ from typing import Any
 
 import msgspec
 import torch
+from torch import nn
 
 from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.config.memory_fit import STAGED
 from hpctrain.config.schema import TrainConfig
+from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saved_state import StateSizes
 from hpctrain.engine.distributed import objects
@@ -25,6 +27,7 @@ from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import choose_display
+from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
@@ -35,7 +38,10 @@ from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.saving import Every, Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
+from hpctrain.engine.tasks.task import Task
+from hpctrain.errors import ConfigError
 from hpctrain.runs.code import trained_code
+from hpctrain.tracking.tracker import Tracker
 
 _LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
@@ -153,3 +159,26 @@ def patience_of(train: TrainConfig) -> Patience:
     """Return the part that ends a training early, as `train.early_stopping` says."""
     stopping = train.early_stopping
     return Patience(stopping.metric, stopping.min_delta, stopping.patience)
+
+
+def parts_of_user(
+    nodes: Sequence[Mapping[str, Any]],
+    seed: int,
+    tracker: Tracker,
+    trained: tuple[nn.Module, torch.optim.Optimizer, Task] | None = None,
+) -> list[Part]:
+    """Return the parts that the key `hooks` names, and the one that calls its hooks.
+
+    Only our loop has hooks, which see what is `trained`; a loop of one's own has parts alone.
+    """
+    needed = "a class that inherits from hpctrain.Part"
+    needed += " or hpctrain.training.Hook" if trained else ""
+    made = instantiate_all("hooks", nodes, (Part, Hook) if trained else Part, needed, seed)
+    parts: list[Part] = [each for each in made if isinstance(each, Part)]
+    for part in filter(lambda each: each.name, parts):
+        part.name = f"hooks.{part.name}"  # none of ours has such a name
+    names = [part.name for part in parts if part.name]
+    if twice := [name for name in {*names} if names.count(name) > 1]:
+        raise ConfigError(f"hooks: two parts have the name {twice[0]!r}, under which each is saved")
+    hooks = [each for each in made if not isinstance(each, Part)]
+    return [*parts, Hooks(hooks, *trained, tracker)] if trained and hooks else parts

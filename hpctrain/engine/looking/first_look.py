@@ -28,7 +28,6 @@ from hpctrain.engine.looking.rows import check_buffers, check_mask
 from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
@@ -62,7 +61,7 @@ class FirstLook(Part):
         cls,
         run: RunDir,
         ranks: RankInfo,
-        step: TrainStep,
+        trained: tuple[ParallelModel, Task, torch.optim.Optimizer],
         loader: DevicePrefetcher,
         evaluations: Iterable[DevicePrefetcher],
         max_steps: int,
@@ -72,7 +71,7 @@ class FirstLook(Part):
             return None
         evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in evaluations)
         filled = loader.steps.fills_up(max_steps), evaluates
-        return cls(step.model, step.task, step.optimizer, filled)
+        return cls(*trained, filled)
 
     def before_step(self, batch: Batch) -> None:
         """Look at the model and the task with the batch of the next step."""

@@ -8,7 +8,7 @@ step ── after_step ── before_evaluation ── evaluation ── after_e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from torch import nn
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.starting_point import plain_name
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task
@@ -82,29 +81,6 @@ class Hook:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from what `state_dict` returned."""
-
-
-def parts_of_user(
-    nodes: Sequence[Mapping[str, Any]],
-    seed: int,
-    tracker: Tracker,
-    trained: tuple[nn.Module, torch.optim.Optimizer, Task] | None = None,
-) -> list[Part]:
-    """Return the parts that the key `hooks` names, and the one that calls its hooks.
-
-    Only our loop has hooks, which see what is `trained`; a loop of one's own has parts alone.
-    """
-    needed = "a class that inherits from hpctrain.Part"
-    needed += " or hpctrain.training.Hook" if trained else ""
-    made = instantiate_all("hooks", nodes, (Part, Hook) if trained else Part, needed, seed)
-    parts: list[Part] = [each for each in made if isinstance(each, Part)]
-    for part in filter(lambda each: each.name, parts):
-        part.name = f"hooks.{part.name}"  # none of ours has such a name
-    names = [part.name for part in parts if part.name]
-    if twice := [name for name in {*names} if names.count(name) > 1]:
-        raise ConfigError(f"hooks: two parts have the name {twice[0]!r}, under which each is saved")
-    hooks = [each for each in made if not isinstance(each, Part)]
-    return [*parts, Hooks(hooks, *trained, tracker)] if trained and hooks else parts
 
 
 def _trained(model: nn.Module) -> set[str]:

@@ -73,7 +73,6 @@ class Session:
         self.device, self.run_dir = place.device, Path(place.run.path)
         self._models: dict[str, ParallelModel] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._kept, self._ending = Kept(ranks.rank), Ending()
         self._names: set[str] = set()
         self._closing = ExitStack()
         self._stepping: Stepping | None = None
@@ -229,8 +228,8 @@ class Session:
         around = Around(place, mesh, self._models, self._optimizers, notes=notes_of(place))
         around.checkpointer.more = self._kept
         logged = Logged(mesh, around.health)
-        parts: list[Part] = [self._kept, logged, self._ending, patience_of(config.train)]
-        parts += parts_of_user(config.hooks, config.seed, place.tracker)
+        parts: list[Part] = [self._kept, logged, self._ending, *patience_of(config.train)]
+        parts += parts_of_user(config.hooks, config.seed, place.tracker) if config.hooks else []
         samples = not isinstance(feed, OwnFeed)
         given = feed, max_steps, self._parts.precision, parts
         made = around.steps(*given, counts_samples=samples)
@@ -247,6 +246,21 @@ class Session:
             logged.judge(own, total)
         if made.outcome is None or not made.outcome.finished:
             raise Stopped
+        if self.is_main:
+            self._say_what_was_not_logged(made.metrics)
+
+    def _say_what_was_not_logged(self, logged: Mapping[str, float]) -> None:
+        """Warn of a metric by which the run was to decide, if the loop has logged none such."""
+        stopping, best = self._place.config.train.early_stopping, self._place.config.checkpoint.best
+        for key, name in (
+            ("train.early_stopping.metric", stopping.metric),
+            ("checkpoint.best", best),
+        ):
+            if name is not None and name not in logged:
+                log.warning(
+                    "%s=%s was never logged, so it has decided nothing; the run has %s",
+                    *(key, name, ", ".join(logged)),
+                )
 
     def log(self, metrics: Mapping[str, Number | tuple[Number, Number]]) -> None:
         """Log metrics of this step.
@@ -294,6 +308,14 @@ class Session:
     def _parts(self) -> Parts:
         """The mesh, the precision and the data of the config; our own loop makes them itself."""
         return Parts(self._place.config, self._place.ranks, self.device)
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.rank)
+
+    @cached_property
+    def _ending(self) -> Ending:
+        return Ending()
 
     def _within_a_step(self, method: str) -> None:
         if self._logged is None or self.outcome is not None:

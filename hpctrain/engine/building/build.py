@@ -41,7 +41,7 @@ from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
 from hpctrain.engine.supervised.schedule import Schedule
 from hpctrain.engine.supervised.step import TrainStep
-from hpctrain.engine.tasks.task import TaskState
+from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
@@ -94,7 +94,8 @@ def build(place: Place) -> Trainer:
         log.info("%s", effective)
     tracker.log_params({"effective": asdict(effective)})
 
-    check_parameters(parts.whole_task)
+    if is_foreign(parts.whole_task):
+        check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.steps.fills_up(max_steps):
         check_filled_up(model.module, config.model.get("norm"))
@@ -111,17 +112,19 @@ def build(place: Place) -> Trainer:
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
-    average = Average(model, train.ema)
+    average = None if train.ema is None else Average(model, train.ema)
     notes, after = notes_of(place), 2 * effective.warmup_steps
-    silent = SilentLayers(model, report_every(train, max_steps)) if train.watch != "off" else None
-    watch = Watch(notes, train.watch, max_steps=max_steps, after=after, silent=silent)
+    silent = watch = None
+    if train.watch != "off":
+        silent = SilentLayers(model, report_every(train, max_steps))
+        watch = Watch(notes, train.watch, max_steps=max_steps, after=after, silent=silent)
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,
         asking=[model.unused] if model.unused else [],
-        seen=watch.seen,
+        seen=watch.seen if watch else lambda step, loss: None,
         optimizer_states=optimizer_states(config.optimizer),
-        average=average.tensors,
+        average=average.tensors if average else {},
         base=adapted_base(config.checkpoint, train.lora),
     )
     step = TrainStep(
@@ -139,13 +142,13 @@ def build(place: Place) -> Trainer:
         Ramp(model, rows, micro_batches) if rows else None,
         step,
         silent,
-        average if train.ema is not None else None,
-        micro_batches,
+        average,
+        micro_batches if train.micro_batch_size == "auto" else None,
         ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
-        *parts_of_user(config.hooks, config.seed, tracker, trained),
+        *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
         Evaluations(step, evaluations, train.eval_every, RequestedMetric.of(config), average),
         schedule,
-        patience_of(train),
+        *patience_of(train),
         watch,
     ]
     chosen = [part for part in every if part is not None]
@@ -155,8 +158,10 @@ def build(place: Place) -> Trainer:
         states={"precision": model.precision, "task": TaskState(task)},
         counts=lambda: step.totals.counts,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
-        utilisation=build_utilisation(
-            *(parts.build, model, parts.whole_task, config.hardware, ranks)
+        utilisation=(
+            build_utilisation(parts.build, model, parts.whole_task, config.hardware, ranks)
+            if config.hardware or place.device.type == "cuda"
+            else None
         ),
     )
     return Trainer(session, step, schedule, micro_batches)

@@ -155,10 +155,12 @@ def notes_of(place: Place) -> Notes:
     return Notes(place.tracker, known, lambda notes: place.record(notes=msgspec.to_builtins(notes)))
 
 
-def patience_of(train: TrainConfig) -> Patience:
-    """Return the part that ends a training early, as `train.early_stopping` says."""
+def patience_of(train: TrainConfig) -> list[Part]:
+    """Return the part that ends a training early, if `train.early_stopping` has a metric."""
     stopping = train.early_stopping
-    return Patience(stopping.metric, stopping.min_delta, stopping.patience)
+    if stopping.metric is None:
+        return []
+    return [Patience(stopping.metric, stopping.min_delta, stopping.patience)]
 
 
 def parts_of_user(

@@ -241,16 +241,17 @@ class Attempt:
             stop_request.clear(self._run.path)
 
     def _build_tracker(self) -> Tracker:
-        tracking = self._config.tracking
+        tracking, notify = self._config.tracking, self._config.notify
         if not tracking.enabled:
             return NullTracker()
-        notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
             AlertSettings(variable, tuple(notify.on)).put(self._run.path)
         else:
             AlertSettings.drop(self._run.path)  # of an attempt before
-        needed = "a class that inherits from hpctrain.trackers.OtherTracker"
-        others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
+        others: list[OtherTracker] = []
+        if tracking.also:
+            needed = "a class that inherits from hpctrain.trackers.OtherTracker"
+            others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
         sweep, name = known.sweep or {}, titled(self._run.name, known.swept)
         names = tracking.experiment, name, known.uid, sweep.get("uid"), sweep.get("name")

@@ -23,12 +23,12 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.looking.held_values import HeldValues, is_foreign
+from hpctrain.engine.looking.held_values import HeldValues
 from hpctrain.engine.looking.rows import check_buffers, check_mask
 from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
+from hpctrain.engine.tasks.task import Task, TaskState, at_step, is_foreign, name_of
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 
@@ -66,12 +66,16 @@ class FirstLook(Part):
         evaluations: Iterable[DevicePrefetcher],
         max_steps: int,
     ) -> FirstLook | None:
-        """Return the look at the first steps of a run, unless the attempt before has had it."""
+        """Return the look at the first steps of a run; None if there is nothing to look at.
+
+        The attempt before may have had it, or all is torch's and ours.
+        """
         if objects.broadcast(_looked(run) if ranks.is_main else None):
             return None
         evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in evaluations)
         filled = loader.steps.fills_up(max_steps), evaluates
-        return cls(*trained, filled)
+        look = cls(*trained, filled)
+        return look if any(look._own) else None
 
     def before_step(self, batch: Batch) -> None:
         """Look at the model and the task with the batch of the next step."""

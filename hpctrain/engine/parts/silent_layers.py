@@ -37,9 +37,11 @@ class SilentLayers(Part):
         if (model.step + 1) % self._every:
             return
         self._looks += 1  # on all ranks, also on one that has no part of a gradient
-        if len(self._found) == len(model.parameters):
-            return
-        here = {}
+        if len(self._found) < len(model.parameters):
+            self._look()
+
+    def _look(self) -> None:
+        model, here = self._model, {}
         for place, parameter in enumerate(model.parameters):
             if place not in self._found and (gradient := parameter.grad) is not None:
                 own = local(gradient)

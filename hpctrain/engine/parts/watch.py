@@ -33,14 +33,14 @@ class Watch(Part):
 
     def __init__(
         self,
-        notes: Notes | None = None,
-        policy: str = "off",
+        notes: Notes,
+        policy: str,
         *,
-        max_steps: int = 0,
+        max_steps: int,
         after: int = 0,
         silent: SilentLayers | None = None,
     ) -> None:
-        self._notes, self._policy, self._max_steps = notes or Notes(), policy, max_steps
+        self._notes, self._policy, self._max_steps = notes, policy, max_steps
         self._after, self._first = max(after, _LEAST_STEPS), math.nan
         self._recent: deque[float] = deque(maxlen=_SOON)
         self._silent: set[str] = set()
@@ -70,7 +70,7 @@ class Watch(Part):
         since the last time; None if too few were. What is wrong is a HealthError if `train.watch`
         is stop.
         """
-        if self._policy == "off" or not self._recent:
+        if not self._recent:
             return
         last = sorted(self._recent)
         now, tenth = statistics.median(last), len(last) // 10

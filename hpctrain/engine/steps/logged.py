@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.config.metric_registry import EPOCH, RUNG
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
@@ -22,7 +23,9 @@ from hpctrain.errors import ConfigError
 
 Number = float | torch.Tensor
 _NAME = re.compile(r"[A-Za-z][\w-]*(/[\w.@:-]+)+")
-_OURS = ("perf/", "best/", "lr/")
+# What the session and the monitor write: groups, and single names.
+_OURS = ("perf/", "best/", "lr/", "system/")
+_WRITTEN = (EPOCH, RUNG)
 
 
 class Logged(Part):
@@ -41,10 +44,11 @@ class Logged(Part):
     def add(self, metrics: Mapping[str, Number | tuple[Number, Number]]) -> None:
         """Add numbers, or pairs of a sum and a count, to those of this rank."""
         for name, value in metrics.items():
-            if not _NAME.fullmatch(name) or name.startswith(_OURS):
+            if not _NAME.fullmatch(name) or name.startswith(_OURS) or name in _WRITTEN:
                 raise ConfigError(
                     f"session.log: {name!r} is no name of a metric: it has a group and a name, "
-                    f"such as train/loss or val/accuracy, and not one of ours ({', '.join(_OURS)})"
+                    "such as train/loss or val/accuracy, and not one of ours "
+                    f"({', '.join(_OURS + _WRITTEN)})"
                 )
             total, count = value if isinstance(value, tuple) else (value, 1.0)
             pair = torch.stack([self._number(name, total), self._number(name, count)])

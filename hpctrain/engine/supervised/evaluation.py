@@ -6,14 +6,13 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.looking.held_values import is_foreign
 from hpctrain.engine.looking.rows import check_mask
 from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.step import Totals, TrainStep
-from hpctrain.engine.tasks.task import Task, at_step, derived
+from hpctrain.engine.tasks.task import Task, at_step, derived, is_foreign
 
 
 def evaluate(

@@ -6,6 +6,7 @@ every train.eval_every steps, or at the end of an epoch ── due ── the me
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 
 import torch.distributed as dist
 
@@ -46,7 +47,7 @@ class Evaluations(Part):
         average: Average | None = None,
     ) -> None:
         self._train_step, self.feeds, self._every = train_step, feeds, every
-        self._asked, self._average = asked, average or Average(train_step.model)
+        self._asked, self._average = asked, average
         self.due, self._made_at = False, -1
 
     def begin(self, step: int) -> None:
@@ -117,5 +118,6 @@ class Evaluations(Part):
         # The random states are restored, as an evaluation may be made twice.
         with session.meter.spent("evaluation"), doing, same_generators(), modes:
             session.call("before_evaluation")
-            with session.saving.checkpointer.modes.evaluating(), self._average.applied():
+            averaged = self._average.applied() if self._average else nullcontext()
+            with session.saving.checkpointer.modes.evaluating(), averaged:
                 return evaluate_all(self._train_step, self.feeds, session.stop)

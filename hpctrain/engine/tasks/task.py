@@ -9,6 +9,7 @@ padded last batch give the same numbers as one process. The gradient is that of 
 """
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from hpctrain.errors import ConfigError
 
 # The attributes by which models of libraries return their tensor: transformers, diffusers.
 _ATTRIBUTES = ("logits", "sample")
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
 
 
 def prediction(outputs: Any, needed: str) -> torch.Tensor:
@@ -268,6 +270,11 @@ class TaskState:
 def name_of(task: Any) -> str:
     """Return what `_target_` calls the class of a task."""
     return f"{type(task).__module__}.{type(task).__qualname__}"
+
+
+def is_foreign(thing: Any) -> bool:
+    """Return whether a class of an object is neither Python's nor torch's nor ours."""
+    return not {kind.__module__.partition(".")[0] for kind in type(thing).__mro__} <= _LIBRARIES
 
 
 def in_default_dtype(x: torch.Tensor) -> torch.Tensor:

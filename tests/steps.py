@@ -16,11 +16,11 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
-from hpctrain.engine.building.build import Trainer
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving.part import facts
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

@@ -32,10 +32,9 @@ from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.ending import Ending
 from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept
-from hpctrain.engine.steps.logged import Logged, Number
+from hpctrain.engine.steps.logged import Ending, Logged, Number
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.errors import ConfigError, LoopError

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.build import Trainer
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parts.improvement import Patience
 from hpctrain.engine.steps.saving import Every
 from tests.bounds import EXACT

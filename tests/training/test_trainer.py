@@ -9,7 +9,7 @@ from torch import distributed
 
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.build import Trainer
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.steps.saving import Every
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.errors import ConfigError

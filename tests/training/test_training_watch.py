@@ -15,8 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.base.names.run_record import Note
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.silent_layers import SilentLayers
-from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.parts.watch import SilentLayers, Watch
 from hpctrain.errors import HealthError
 from tests.parallel.parity import Cell, batch, build
 from tests.ranks import run_ranks

@@ -117,7 +117,10 @@ class Around:
         display = choose_display(ranks.is_main, config.metric)
         if ranks.is_main:
             display = ProgressFile(display, run.path / "progress.json", config.metric)
-        slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=partial(notes.say, "slow_rank"))
+        slow = None
+        if ranks.world_size > 1:
+            say = partial(notes.say, "slow_rank")
+            slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
         every = report_every(config.train, max_steps), saves.every_steps, saves.at_end
         return Stepping(
             feed=feed,

@@ -24,10 +24,10 @@ from hpctrain.runs import trust
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hpctrain.base.names.run_record import RunRecord
-    from hpctrain.config.schema import Config, TrackingConfig
+    from hpctrain.config.schema import Config, LaunchConfig, TrackingConfig
     from hpctrain.engine.session import Session
 
 log = logging.getLogger(__name__)
@@ -235,14 +235,18 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
-        several = f" to {asked[-1]}" if len(asked) > 1 else ""
-        raise ConfigError(
-            f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
-            f"{config.launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
-            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
-            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
-            "--ntasks-per-node), or leave launch.* out"
-        )
+        _refuse_world(config.launch, asked, ranks)
+
+
+def _refuse_world(launch: LaunchConfig, asked: Sequence[int], ranks: RankInfo) -> None:
+    several = f" to {asked[-1]}" if len(asked) > 1 else ""
+    raise ConfigError(
+        f"launch.nodes={launch.nodes} x launch.tasks_per_node="
+        f"{launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
+        f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+        "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+        "--ntasks-per-node), or leave launch.* out"
+    )
 
 
 def _check_queue(run: RunDir, ranks: RankInfo) -> None:

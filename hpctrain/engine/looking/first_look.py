@@ -51,9 +51,7 @@ class FirstLook(Part):
         filled: tuple[bool, bool],
     ) -> None:
         self._model, self._task, self._optimizer, self._filled = model, task, optimizer, filled
-        # The stages of a pipeline have other modules.
-        own = any(objects.all_gather(any(map(is_foreign, model.module.modules()))))
-        self._own = own, is_foreign(task), is_foreign(optimizer)
+        self._own = _own(model, task, optimizer)
         self._made, self._seen = 0, list[HeldValues]()
 
     @classmethod
@@ -70,12 +68,11 @@ class FirstLook(Part):
 
         The attempt before may have had it, or all is torch's and ours.
         """
-        if objects.broadcast(_looked(run) if ranks.is_main else None):
+        if not any(_own(*trained)) or objects.broadcast(_looked(run) if ranks.is_main else None):
             return None
         evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in evaluations)
         filled = loader.steps.fills_up(max_steps), evaluates
-        look = cls(*trained, filled)
-        return look if any(look._own) else None
+        return cls(*trained, filled)
 
     def before_step(self, batch: Batch) -> None:
         """Look at the model and the task with the batch of the next step."""
@@ -177,6 +174,15 @@ class FirstLook(Part):
                 "over the ranks (torch.distributed.all_reduce); the number of steps comes by a "
                 "method at_step(step), also where only the last stage of a pipeline calls `sums`"
             )
+
+
+def _own(
+    model: ParallelModel, task: Task, optimizer: torch.optim.Optimizer
+) -> tuple[bool, bool, bool]:
+    """Return whether there is something of a user's own in the model, the task, the optimizer."""
+    # The stages of a pipeline have other modules.
+    own = any(objects.all_gather(any(map(is_foreign, model.module.modules()))))
+    return own, is_foreign(task), is_foreign(optimizer)
 
 
 def _looked(run: RunDir) -> bool:

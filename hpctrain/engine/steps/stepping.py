@@ -144,6 +144,10 @@ class Stepping:
                 self.saving.save(background=not last)
             if over or self._pauses:
                 break
+        self._end(first_step, stopped)
+
+    def _end(self, first_step: int, stopped: bool) -> None:
+        """Save if that is left, and note how the steps have ended; they may be `stopped`."""
         if not self.saving.is_done and (stopped or self._pauses or self.saving.every.at_end):
             self.saving.save()
         self.saving.go_on(wait=True)

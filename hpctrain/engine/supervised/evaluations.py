@@ -71,8 +71,9 @@ class Evaluations(Part):
 
     def between(self, step: int) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
-        if not self.due:
-            return True
+        return self._evaluate(step) if self.due else True
+
+    def _evaluate(self, step: int) -> bool:
         session = self.session
         session.health.judge(late=False)
         if self.feeds:

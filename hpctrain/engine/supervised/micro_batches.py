@@ -61,12 +61,11 @@ class MicroBatches(Part):
         record: Callable[[int], None],
         memory: GpuMemory | None = None,
     ) -> None:
-        self.model, self.share, self._record, self._memory = model, share, record, memory
+        self.model, self.share, self._record = model, share, record
         self.limit: int | None = None
         self._sizes = self._possible()
         self._peaks: list[float] = []
-        if memory is not None:
-            model.accumulate = share
+        self._search_in(memory)
 
     @classmethod
     def of(
@@ -87,27 +86,34 @@ class MicroBatches(Part):
             return None
         found = run.read().micro_batch_rows if ranks.is_main else None
         rows: int | None = objects.broadcast(found)
-        auto = train.micro_batch_size == "auto"
-        if auto and model.precision.device.type != "cuda":
-            raise ConfigError(
-                "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"
-            )
 
         def record(rows: int) -> None:
             if ranks.is_main:
                 run.update(micro_batch_rows=rows)
 
-        known = rows is not None and share % (rows * model.mesh.weight) == 0
-        made = cls(model, share, record, GpuMemory() if auto and not known else None)
-        if rows is not None:
-            made._go_on_with(rows, known=known, auto=auto)
+        made = cls(model, share, record)
+        if rows is not None or train.micro_batch_size == "auto":
+            made._begin(rows, auto=train.micro_batch_size == "auto")
         return made
 
-    def _go_on_with(self, rows: int, *, known: bool, auto: bool) -> None:
-        """Take the rows that the attempt before has found; `known` if they divide the share."""
-        if known and (auto or rows < self.rows):
+    def _search_in(self, memory: GpuMemory | None) -> None:
+        self._memory = memory
+        if memory is not None:
+            self.model.accumulate = self.share
+
+    def _begin(self, rows: int | None, *, auto: bool) -> None:
+        """Go on with the rows that an earlier attempt has found, if any; else look for them."""
+        model = self.model
+        if auto and model.precision.device.type != "cuda":
+            raise ConfigError(
+                "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"
+            )
+        known = rows is not None and self.share % (rows * model.mesh.weight) == 0
+        if auto and not known:
+            self._search_in(GpuMemory())
+        if rows is not None and known and (auto or rows < self.rows):
             log.info("micro-batches of %d rows, as the attempt before has found", rows)
-            self.model.accumulate = self.share // rows
+            model.accumulate = self.share // rows
         if not auto:
             self.limit = rows
 

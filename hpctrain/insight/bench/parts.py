@@ -21,11 +21,11 @@ from hpctrain.base.hardware import Hardware
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.build import Trainer
 from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.errors import DataError

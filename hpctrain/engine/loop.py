@@ -24,7 +24,6 @@ from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
-from hpctrain.engine.building.build_schedule import Effective, build_schedule
 from hpctrain.engine.building.build_steps import (
     Around,
     notes_of,
@@ -48,7 +47,7 @@ from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
-from hpctrain.engine.supervised.schedule import Schedule
+from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.errors import ConfigError

@@ -26,12 +26,11 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.display import choose_display
+from hpctrain.engine.parts.display import ProgressFile, choose_display
 from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.progress_file import ProgressFile
 from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.steps.exchange import Asks, Exchange
 from hpctrain.engine.steps.feeds import Feed

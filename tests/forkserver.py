@@ -71,7 +71,7 @@ OURS = {
         *("hpctrain.cli", "hpctrain.engine.job.here", "hpctrain.config.composing.compose"),
         *(
             "hpctrain.engine.job.attempt",
-            "hpctrain.engine.building.build",
+            "hpctrain.engine.loop",
             "hpctrain.insight.preflight",
         ),
     ),

@@ -20,18 +20,18 @@ from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving.part import facts
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.steps.exchange import Exchange
-from hpctrain.engine.steps.stepping import Every, Stepping
+from hpctrain.engine.steps.saving import Every, Saving, Timer
+from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.schedule import Schedule
-from hpctrain.engine.supervised.step import TrainStep, Update
-from hpctrain.engine.supervised.trainer import Trainer
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
@@ -103,7 +103,8 @@ def step_of(
     if not any(isinstance(each, Stop) for each in every):
         every = [Stop(), *every]
     exchange = Exchange(model.mesh, every)
-    step = TrainStep(model, task, optimizer, Update(clip_norm, base_lr), exchange, health)
+    rates = {"clip_norm": clip_norm, "base_lr": base_lr}
+    step = TrainStep(model, task, optimizer, exchange, health, **rates)
     step.use(parts)
     return step
 
@@ -153,28 +154,26 @@ def trainer_of(
     """Return a trainer of a step, which shows and tracks nothing; each rank has its own numbers."""
     schedule = Schedule(0.1, SchedulerConfig("constant"), max_steps)
     of_evaluation = Evaluations(step, evaluations, evaluate_every, asked)
-    timers = [each for each in step.exchange.asking if isinstance(each, Timer)]
+    timer = next((each for each in step.exchange.asking if isinstance(each, Timer)), None)
+    checkpointer = Checkpointer(folder, 9, here(), step.model, step.optimizer)
     given: dict[str, Any] = {
-        "checkpointer": Checkpointer(folder, 9, here(), step.model, step.optimizer),
         "tracker": Tracker(),
         "display": Display(),
-        "device": step.model.mesh.device,
         "meter": NoMeter(),
-        "save_timer": timers[0] if timers else Timer(),
         "states": {"precision": step.model.precision},
     }
     session = Stepping(
         feed=loader,
+        saving=Saving(checkpointer, every, timer),
         exchange=step.exchange,
         stop=stop_of(step),
         health=step.health,
         max_steps=max_steps,
-        every=every,
         parts=[step, *parts, of_evaluation, schedule],
         **(given | options),
     )
     of_evaluation.session = session
-    return Trainer(session, step, schedule, loader, None, evaluations)
+    return Trainer(session, step, schedule)
 
 
 def stack_of_one_device(values: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -27,14 +27,14 @@ from torch import nn
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_session import stepping
+from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.steps.ending import Ending
+from hpctrain.engine.part import Part
 from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept
-from hpctrain.engine.steps.logged import Logged, Number
+from hpctrain.engine.steps.logged import Ending, Logged, Number
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.errors import ConfigError, LoopError
@@ -72,7 +72,6 @@ class Session:
         self.device, self.run_dir = place.device, Path(place.run.path)
         self._models: dict[str, ParallelModel] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        self._kept, self._ending = Kept(ranks.rank), Ending()
         self._names: set[str] = set()
         self._closing = ExitStack()
         self._stepping: Stepping | None = None
@@ -221,22 +220,24 @@ class Session:
                 "session.steps: these are the samples of a split, each once; give the "
                 "training split: session.data('train')"
             )
-        mesh, precision = self._parts.mesh, self._parts.precision
+        place, mesh, config = self._place, self._parts.mesh, self._place.config
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
             self._kept.add(_DATA, feed.batches, each_rank=True)
-        models, optimizers = self._models, self._optimizers
-        made, logged = stepping(
-            *(self._place, mesh, precision, feed, max_steps, models, optimizers),
-            *(self._kept, self._ending),
-        )
+        around = Around(place, mesh, self._models, self._optimizers, notes=notes_of(place))
+        around.checkpointer.more = self._kept
+        logged = Logged(mesh, around.health)
+        parts: list[Part] = [self._kept, logged, self._ending, *patience_of(config.train)]
+        parts += parts_of_user(config.hooks, config.seed, place.tracker) if config.hooks else []
+        samples = not isinstance(feed, OwnFeed)
+        given = feed, max_steps, self._parts.precision, parts
+        made = around.steps(*given, counts_samples=samples)
         self._stepping, self._logged = made, logged
-        self._place.begun()
+        place.begun()
         self._closing.enter_context(made.closing())
-        config = self._place.config
         seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
         for step, batch in made.steps():
-            for model in models.values():
+            for model in self._models.values():
                 model.begin_step()
             yield step, batch
             own = logged.own()
@@ -244,6 +245,21 @@ class Session:
             logged.judge(own, total)
         if made.outcome is None or not made.outcome.finished:
             raise Stopped
+        if self.is_main:
+            self._say_what_was_not_logged(made.metrics)
+
+    def _say_what_was_not_logged(self, logged: Mapping[str, float]) -> None:
+        """Warn of a metric by which the run was to decide, if the loop has logged none such."""
+        stopping, best = self._place.config.train.early_stopping, self._place.config.checkpoint.best
+        for key, name in (
+            ("train.early_stopping.metric", stopping.metric),
+            ("checkpoint.best", best),
+        ):
+            if name is not None and name not in logged:
+                log.warning(
+                    "%s=%s was never logged, so it has decided nothing; the run has %s",
+                    *(key, name, ", ".join(logged)),
+                )
 
     def log(self, metrics: Mapping[str, Number | tuple[Number, Number]]) -> None:
         """Log metrics of this step.
@@ -291,6 +307,14 @@ class Session:
     def _parts(self) -> Parts:
         """The mesh, the precision and the data of the config; our own loop makes them itself."""
         return Parts(self._place.config, self._place.ranks, self.device)
+
+    @cached_property
+    def _kept(self) -> Kept:
+        return Kept(self.rank)
+
+    @cached_property
+    def _ending(self) -> Ending:
+        return Ending()
 
     def _within_a_step(self, method: str) -> None:
         if self._logged is None or self.outcome is not None:

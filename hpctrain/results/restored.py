@@ -18,7 +18,7 @@ from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.supervised.evaluation import evaluate
+from hpctrain.engine.supervised.evaluations import evaluate
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
 from hpctrain.results.fitting_layout import fit_batch

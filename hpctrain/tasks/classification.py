@@ -65,7 +65,9 @@ class Classification(LabelTask):
         # The loss is computed in float32, or in float64, in every precision.
         logits, target = self._read(outputs, batch)
         kinds = logits.shape[1]
-        weights = self._weights_of(logits, kinds, "class_weights", "classes")
+        weights = None
+        if self._weights is not None:
+            weights = self._weights_of(logits, kinds, "class_weights", "classes")
         if target.is_floating_point():
             wrong = self._labels.outside(target, kinds, "they are probabilities")
             target = target if wrong is None else torch.where(wrong, torch.nan, target)

@@ -109,12 +109,9 @@ class LabelTask(SplitTask):
         known = labels != self.ignore
         return torch.where(known, labels, 0), counted & known
 
-    def _weights_of(
-        self, logits: torch.Tensor, count: int, key: str, many: str
-    ) -> torch.Tensor | None:
+    def _weights_of(self, logits: torch.Tensor, count: int, key: str, many: str) -> torch.Tensor:
         """Return the weights, of which there must be `count`, on the device of the logits."""
-        if self._weights is None:
-            return None
+        assert self._weights is not None
         if len(self._weights) != count:
             raise ConfigError(
                 f"task.{key} has {len(self._weights)} numbers, but the model returned "

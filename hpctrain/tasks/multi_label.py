@@ -59,7 +59,9 @@ class MultiLabel(LabelTask):
         """
         logits, labels = self._read(outputs, batch)
         number = logits.shape[1] if logits.dim() > 1 else 1
-        weights = self._weights_of(logits, number, "positive_weights", "labels")
+        weights = None
+        if self._weights is not None:
+            weights = self._weights_of(logits, number, "positive_weights", "labels")
         labels, counted = self._counted(labels, batch)
         # torch computes with any number, so that a loss may even be negative.
         wrong = self._labels.outside(labels, 2, "each is there or not")

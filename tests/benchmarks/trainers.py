@@ -97,14 +97,14 @@ def bare(data: Path, turns: Turns) -> None:
 def ours(data: Path, turns: Turns) -> None:
     """`python -m hpctrain`: loader, log lines, tracking, heartbeat, schedule and stop requests."""
     from hpctrain import cli
-    from hpctrain.engine.building import observers
+    from hpctrain.engine.building import build_steps
     from hpctrain.engine.parts.display import Lines
 
     class Shown(Lines):
         def advance(self, step: int) -> None:
             turns.step()
 
-    observers.choose_display = lambda is_main, metric: Shown(metric)  # type: ignore[attr-defined]
+    build_steps.choose_display = lambda is_main, metric: Shown(metric)  # type: ignore[attr-defined]
     steps = SLICE * (TURNS + 1)  # the last turn is never finished
     with tempfile.TemporaryDirectory() as folder:
         where = [f"data.path={data}", f"output_dir={folder}", "parallel.device=cpu"]

@@ -27,7 +27,7 @@ from hpctrain.engine.checkpoint.saving.shared_memory import _REPORT, SharedMemor
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.steps.saving import Every
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage
@@ -436,7 +436,7 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     every = Every(log=1, checkpoint=2)
     folder = tmp_path / "checkpoints"
     trainer = trainer_of(step, folder, 6, every, loader=numbers(6), parts=[hook])
-    saves = trainer.session.checkpointer.saves
+    saves = trainer.session.saving.checkpointer.saves
     saves.start_writers(ROOM)
     step.exchange.asking.append(saves)
     if late:
@@ -453,7 +453,7 @@ def test_what_ends_a_run_waits_for_the_checkpoint_under_way(
     told = [(number, name) for number, name, _ in hook.saved]
     assert told == [(n, step_name(n)) for n in steps]
     for number, _, loss in hook.saved:
-        progress = Manifest.read(trainer.session.checkpointer.path(number)).progress
+        progress = Manifest.read(trainer.session.saving.checkpointer.path(number)).progress
         assert progress["step"] == progress["data"]["consumed"] // ROWS == number
         assert progress["metrics"]["train/loss"] == loss
     assert len({loss for *_, loss in hook.saved}) == len(hook.saved)

@@ -104,7 +104,7 @@ def test_initial_values_are_those_of_a_cpu(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_deterministic_training_can_be_repeated_bit_by_bit(name: str) -> None:
-    with deterministic(True, CUDA):
+    with deterministic(CUDA):
         (first, one), (second, two) = (train(name, ParallelConfig(), 10) for _ in range(2))
     assert first == second
     for key, value in one.items():

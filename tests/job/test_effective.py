@@ -8,8 +8,8 @@ import pytest
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig, SchedulerConfig, TrainConfig
-from hpctrain.engine.building.build_schedule import Effective
-from hpctrain.engine.building.observers import report_every
+from hpctrain.engine.building.build_steps import report_every
+from hpctrain.engine.supervised.schedule import Effective
 from tests.conftest import Completed
 
 

@@ -181,7 +181,7 @@ class Training:
     mesh: Mesh
     model: ParallelModel
     step: TrainStep
-    average: Average
+    average: Average | None
     ramp: Ramp | None = None
     seen: int = 0
     losses: list[float] = field(default_factory=list)
@@ -203,7 +203,7 @@ class Training:
             self.losses.append(self.means["loss"])
             self.norms.append(float(self.step.grad_norm))
             self.seen += 1
-            if cell.averages:  # the parameters are exchanged, and then come back
+            if self.average:  # the parameters are exchanged, and then come back
                 with self.average.applied():
                     self.evaluated.append(self._evaluate(cell))
 
@@ -288,12 +288,12 @@ def build(cell: Cell, health: Health | None = None) -> Training:
     else:
         optimizer = torch.optim.AdamW(model.parameters)
     base = made.optimizer.lr if cell.optimizer == "features" else None
-    average = Average(model, EMA if cell.averages else None)
+    average = Average(model, EMA) if cell.averages else None
     rows = batch_sizes.parts_of_ramp(made.train, made.parallel, mesh.degrees, mesh.weight)
     ramp = Ramp(model, rows, None) if rows else None
     step = step_of(
         *(model, task, optimizer, made.train.clip_norm, health, base),
-        parts=[average] if cell.averages else [],
+        parts=[average] if average else [],
     )
     return Training(made, mesh, model, step, average, ramp)
 
@@ -389,7 +389,7 @@ def train(cell: Cell) -> Result:
 def finished(cell: Cell, training: Training) -> Result:
     """Return what this rank has seen of a training."""
     parameters = whole(training.model)
-    if cell.averages:
+    if training.average:
         named = training.average.tensors.items()
         parameters |= {f"ema.{name}": value for name, value in gathered(training.model, named)}
     return Result(training.losses + training.evaluated, training.norms, parameters)
@@ -458,7 +458,7 @@ def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.devic
 def checkpointer(training: Training, folder: Path, base: str = "") -> Checkpointer:
     """Return the checkpointer of a training; `base` is the digest of the weights of adapters."""
     step = training.step
-    average = training.average.tensors
+    average = training.average.tensors if training.average else {}
     return Checkpointer(
         folder, 2, here(), training.model, step.optimizer, average=average, base=base
     )

@@ -14,9 +14,9 @@ import torch.distributed.checkpoint as dcp
 from torch import distributed
 
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parts.improvement import Patience
-from hpctrain.engine.steps.stepping import Every
-from hpctrain.engine.supervised.trainer import Trainer
+from hpctrain.engine.steps.saving import Every
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, whole
 from tests.ranks import run_ranks
@@ -208,7 +208,7 @@ def _stopped_at_the_end(folder: Path) -> list[bool]:
     resumed = _trainer(folder / "stopped", evaluates=True)
     assert resumed.fit().reason == outcome.reason != ""
     saved = _trainer(folder / "stopped", evaluates=True)
-    saved.session.checkpointer.load_latest()
+    saved.session.saving.checkpointer.load_latest()
     expected = _state(undisturbed)
     return [
         all(torch.equal(a, b) for a, b in zip(_state(each), expected, strict=True))
@@ -227,7 +227,7 @@ def _loaded(folder: Path) -> tuple[bool, str]:
     logging.getLogger("hpctrain").addHandler(handler)
     try:
         trainer = _trainer(folder)
-        trainer.session.checkpointer.load_latest()
+        trainer.session.saving.checkpointer.load_latest()
         model = trainer.train_step.model
         saved = {key: torch.empty_like(value) for key, value in model.module.state_dict().items()}
         dcp.load({"replica.0.model": saved}, checkpoint_id=folder / "step-00000008")

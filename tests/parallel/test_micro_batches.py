@@ -7,11 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.build import _micro_batches
 from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
@@ -77,10 +74,8 @@ def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
 
 def test_a_batch_that_is_one_piece_is_never_split() -> None:
     """Packed samples have no rows to split."""
-    config = Config()
-    config.data.collate = "pack"
-    model, sizes = alone(MLP(64, [], 10)), BatchSizes.of(config.train, config.parallel, Degrees())
-    assert _micro_batches(config.data, config.train, RunDir(Path()), ALONE, model, sizes) is None
+    model, run = alone(MLP(64, [], 10)), RunDir(Path())
+    assert MicroBatches.of(TrainConfig(), 64, run, ALONE, model, packed=True) is None
     whole = make()  # this step has no MicroBatches either
     whole.task = Simulated(250.0)
     with pytest.raises(torch.OutOfMemoryError):

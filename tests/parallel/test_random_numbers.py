@@ -10,7 +10,7 @@ from torch import distributed
 
 from hpctrain.data.generators import seed_generators, states
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.supervised.evaluation import evaluate
+from hpctrain.engine.supervised.evaluations import evaluate
 from hpctrain.tasks import LanguageModel, on_part
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, batch, build

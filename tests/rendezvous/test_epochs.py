@@ -11,7 +11,7 @@ from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.attempt import Attempt
-from hpctrain.engine.supervised.trainer import Outcome
+from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import DataError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure

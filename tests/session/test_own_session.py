@@ -138,6 +138,13 @@ def test_a_loaded_run_has_no_model(gan: Path) -> None:
         loaded.inputs({"image": 0})
 
 
+def test_a_metric_that_was_never_logged_has_decided_nothing(digits: Path, tmp_path: Path) -> None:
+    keys = "train.max_steps=1", "checkpoint.best=val/reward"
+    said = runs_of_own.started(digits, tmp_path)("pair", *keys).stderr
+    assert "checkpoint.best=val/reward was never logged" in said
+    assert "train/rows" in said.partition("was never logged")[2].splitlines()[0]
+
+
 def test_patience_best_and_the_clock(digits: Path, tmp_path: Path) -> None:
     """What a config says of a run holds for any loop, with the metrics that it logs."""
     stopping = "train.early_stopping={metric: val/val, patience: 2, min_delta: 0.02}"

@@ -36,6 +36,8 @@ def test_the_mode_follows_from_the_name() -> None:
     up = Improvement("val/accuracy")
     assert [up.judge({"val/accuracy": v}, 0) for v in (0.5, 0.6, 0.55)] == [True, True, False]
     assert not up.is_over, "without patience nothing ends"
+    up.load_state_dict({})
+    assert up.value == 0.6, "a checkpoint of a run without early stopping has no state"
 
 
 def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:

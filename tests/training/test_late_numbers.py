@@ -21,7 +21,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.reducing.scalars import Copied
-from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.steps.saving import Every
 from hpctrain.errors import HealthError
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Sums

@@ -29,7 +29,7 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing import scalars
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.supervised.evaluation import evaluate_all
+from hpctrain.engine.supervised.evaluations import evaluate_all
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import MLP, Transformer
 from hpctrain.tasks import Classification, LanguageModel, Task

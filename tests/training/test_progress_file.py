@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.engine.parts.display import Display
-from hpctrain.engine.parts.progress_file import ProgressFile
+from hpctrain.engine.parts.display import Display, ProgressFile
 
 
 def test_the_pulse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.engine.parts.progress_file.EVERY_S", 0.05)
+    monkeypatch.setattr("hpctrain.engine.parts.display.EVERY_S", 0.05)
     file = tmp_path / "progress.json"
     beat = ProgressFile(Display(), file, "val/loss")
     beat.start(10, 100)
@@ -56,7 +55,7 @@ def test_the_best_value_outlives_a_restart_unless_its_step_is_made_again(tmp_pat
 def test_what_a_stop_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     clock = SimpleNamespace(time=lambda: now[0])
-    monkeypatch.setattr("hpctrain.engine.parts.progress_file.time", clock)
+    monkeypatch.setattr("hpctrain.engine.parts.display.time", clock)
 
     def stop_s(*parts: tuple[str, float]) -> Any:
         beat = ProgressFile(Display(), tmp_path / "progress.json", "val/loss")

@@ -8,8 +8,13 @@ import torch
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.validate import validate
-from hpctrain.engine.building.build_schedule import Effective, build_schedule
-from hpctrain.engine.supervised.schedule import Schedule, peak_lr, warmup_steps
+from hpctrain.engine.supervised.schedule import (
+    Effective,
+    Schedule,
+    build_schedule,
+    peak_lr,
+    warmup_steps,
+)
 from hpctrain.errors import ConfigError
 
 

@@ -10,8 +10,7 @@ from torch import distributed, nn
 
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.clocks import Timer
-from hpctrain.engine.steps.stepping import Every
+from hpctrain.engine.steps.saving import Every, Timer
 from tests.ranks import run_ranks
 from tests.steps import alone, step_of, trainer_of
 from tests.training.test_late_numbers import Late, Squares, numbers

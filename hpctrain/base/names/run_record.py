@@ -1,6 +1,6 @@
 """What a run directory records of its run: `run.json`, `progress.json` and `hang.json`.
 
-`hpctrain.runs.run_dir` writes run.json; `hpctrain.engine.parts.progress_file` writes progress.json;
+`hpctrain.runs.run_dir` writes run.json; `hpctrain.engine.parts.display` writes progress.json;
 `hpctrain.engine.faults.observer` writes hang.json.
 """
 

@@ -134,6 +134,14 @@ def problems(train: TrainConfig, parallel: ParallelConfig, degrees: Degrees) -> 
             yield f"{key}={batch} with {after}={larger}: the batches of a ramp must grow"
 
 
+def nodes_problem(weights: Sequence[int], nodes: int) -> str:
+    """Return why so many nodes do not fit `parallel.weights`; "" if they do."""
+    if nodes == len(weights):
+        return ""
+    numbers = f"{len(weights)} numbers, but the job has {nodes} nodes; give one for each"
+    return f"parallel.weights={weights}: {numbers}"
+
+
 def weight_problems(
     launch: LaunchConfig, weights: Sequence[int] | None, degrees: Degrees
 ) -> Iterator[str]:
@@ -141,11 +149,13 @@ def weight_problems(
     ranks = degrees.ranks
     if weights is None:
         return
-    key = f"parallel.weights={weights}"
     nodes, rest = divmod(ranks, launch.tasks_per_node)
     if rest or nodes not in launch.node_numbers:  # torchrun and sbatch start other numbers of ranks
         nodes = len(weights)
-    if nodes != len(weights):
-        yield f"{key}: {len(weights)} numbers, but the job has {nodes} nodes; give one for each"
+    if problem := nodes_problem(weights, nodes):
+        yield problem
     elif ranks % nodes:
-        yield f"{key}: {nodes} nodes cannot have the same number of {ranks} ranks"
+        yield (
+            f"parallel.weights={weights}: {nodes} nodes cannot have the same number of {ranks} "
+            "ranks"
+        )

@@ -51,12 +51,10 @@ def load_initial(
     ranks: RankInfo,
     model: ParallelModel,
 ) -> None:
-    """Load the weights that the run starts from, unless its checkpoint has them all.
+    """Load the weights of `checkpoint.init_from`, unless the run's own checkpoint has them all.
 
     All ranks call this together. Rank 0 says in the log what keeps its initial values.
     """
-    if start.init_from is None:
-        return
     resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
     adapted = adapted_base(start, lora)
     if resumes and not adapted:

@@ -76,29 +76,40 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
         },
         _given(config, model),
     )
-    known = [key for key in optimizer.defaults if key not in ("lr", "weight_decay")]
-    for i, rule in enumerate(config.groups):
-        for name in rule.get("options", {}):
-            if name not in known:  # the optimizer would not read it
-                raise ConfigError(
-                    f"optimizer.groups[{i}].options.{name}: the groups of {config._target_} have "
-                    f"{', '.join(known) or 'no options'}"
-                )
+    if config.groups:
+        _check_groups(config, [*optimizer.defaults])
     for group in optimizer.param_groups:
         # torch keeps names that it was given, and then refuses to name the state by parameters.
         group.pop("param_names", None)
     return optimizer
 
 
+def _check_groups(config: OptimizerConfig, known: list[str]) -> None:
+    """Refuse options of groups that the optimizer would not read."""
+    known = [key for key in known if key not in ("lr", "weight_decay")]
+    for i, rule in enumerate(config.groups):
+        for name in rule.get("options", {}):
+            if name not in known:
+                raise ConfigError(
+                    f"optimizer.groups[{i}].options.{name}: the groups of {config._target_} have "
+                    f"{', '.join(known) or 'no options'}"
+                )
+
+
 def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
     """Return what the optimizer gets: the parameters, with their names, or in groups."""
     if _takes_names(config._target_):
         return [*zip(model.names, model.parameters, strict=True)]
+    if not model.parameters:  # a stage of a pipeline whose parameters are all frozen
+        return [{"params": []}]
+    return _in_groups(config, model) if model.settings else [*model.parameters]
+
+
+def _in_groups(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
+    """Return the parameters in the groups of `optimizer.groups`, or as they are if they are one."""
     plain, groups = Setting(), dict[Setting, list[torch.nn.Parameter]]()
     for name, parameter in zip(model.names, model.parameters, strict=True):
         groups.setdefault(model.settings.get(name, plain), []).append(parameter)
-    if not groups:  # a stage of a pipeline whose parameters are all frozen
-        return [{"params": []}]
     if {*groups} == {plain}:
         return [*model.parameters]
     return [

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import hydra
 import hydra.utils
@@ -29,19 +29,21 @@ def instantiate(key: str, node: Mapping[str, Any], *args: Any, seed: int | None 
         with drawing:
             made = hydra.utils.instantiate(dict(node), *args, _convert_="all")
     except InstantiationException as error:
-        cause: BaseException = error.__cause__ or error
-        while isinstance(cause, ImportError) and cause.__cause__ is not None:
-            cause = cause.__cause__  # Hydra's own text about the import says less
-        reason = " ".join(f"{type(cause).__name__}: {cause}".split())
-        raise ConfigError(
-            f"{key}._target_={node.get('_target_')}: {reason}{_frames_of_user(cause)}"
-        ) from cause
+        _refuse(f"{key}._target_={node.get('_target_')}", error)
 
     if isinstance(made, functools.partial):
         # Hydra's own kind looks through all loaded modules at each call. That takes 1 ms, and a
         # transform is called for each sample.
         return functools.partial(made.func, *made.args, **made.keywords)
     return made
+
+
+def _refuse(named: str, error: InstantiationException) -> NoReturn:
+    cause: BaseException = error.__cause__ or error
+    while isinstance(cause, ImportError) and cause.__cause__ is not None:
+        cause = cause.__cause__  # Hydra's own text about the import says less
+    reason = " ".join(f"{type(cause).__name__}: {cause}".split())
+    raise ConfigError(f"{named}: {reason}{_frames_of_user(cause)}") from cause
 
 
 def instantiate_all(

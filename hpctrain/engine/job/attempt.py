@@ -165,13 +165,16 @@ class Attempt:
             self._code = trained_code.changes(self._run)
             self._run.add_facts(code_changed=self._code)
         if self._code:
-            log.warning(
-                "the code has changed: %s. The run goes on from step %d with the code as it is "
-                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-                "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
-                "back",
-                *(self._code, step, trained_code.CHOICE, self._run.name, step),
-            )
+            self._warn_of_code(step)
+
+    def _warn_of_code(self, step: int) -> None:
+        log.warning(
+            "the code has changed: %s. The run goes on from step %d with the code as it is "
+            "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+            "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
+            "back",
+            *(self._code, step, trained_code.CHOICE, self._run.name, step),
+        )
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """Record how the training has ended, without an error; `reason` is the stop request."""
@@ -242,16 +245,17 @@ class Attempt:
             stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
-        tracking = self._config.tracking
+        tracking, notify = self._config.tracking, self._config.notify
         if not tracking.enabled:
             return Tracker()
-        notify = self._config.notify
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
             AlertSettings(variable, tuple(notify.on)).put(self._run.path)
         else:
             AlertSettings.drop(self._run.path)  # of an attempt before
-        needed = "a class that inherits from hpctrain.trackers.OtherTracker"
-        others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
+        others: list[OtherTracker] = []
+        if tracking.also:
+            needed = "a class that inherits from hpctrain.trackers.OtherTracker"
+            others = instantiate_all("tracking.also", tracking.also, OtherTracker, needed)
         known = self._run.read()
         sweep, name = known.sweep or {}, self._run.name
         if known.swept:

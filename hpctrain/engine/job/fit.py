@@ -105,51 +105,37 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
         offered("preflight").wait_for_gpus(config.parallel.device, config.launch, run, ranks)
-    key = ranks.attempt_key
-
-    def end_if_over() -> None:
-        for folder in ranks.folders(run.path):
-            epochs.end_if_over(folder, key)
-
-    def tell(reason: str) -> None:
-        log.error("%s: this rank exits, so that the job can go on", reason)
-        with suppress(LateRankError), recorded(run.path, key):
-            raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
-
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, key),
+        recorded(run.path, ranks.attempt_key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
-        stop.tell = tell
+        stop.tell = partial(_tell_late, run, ranks)
         if ranks.is_main:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
                 stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
-            stop.watch(StopRequest.path(run.path), end_if_over)  # rank 0 holds the lock of the run
+            # Rank 0 holds the lock of the run.
+            stop.watch(StopRequest.path(run.path), partial(_end_if_over, run, ranks))
         if not ranks.piece:
             asked = JobRequest.of(config), config.parallel, config.network, config.data
             offered("preflight").check_nodes(*asked, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
-            # Rank 0 knows the time of the attempts before.
-            again = ranks.is_main and run.read().attempts[1:]
-            before = last_record(journal_path(run.path), "device_s") if again else None
-            trained_s = before["device_s"] if before else 0.0
             since = process_began() if began is None else began
-            account = Account(since, ranks.world_size, trained_s)
+            account = Account(since, ranks.world_size, _trained_s(run, ranks))
             marks.open_page().where = partial(where, ranks.world_size, stacks)
             store = long_work.store() if ranks.world_size > 1 else None
             rank = _Rank(config, run, ranks, device, attempt, stop, account)
             with (
                 named_if_late(run.path, ranks, config.parallel.timeout_s),
                 lease(store, ranks.rank, ranks.master_port),
-                deterministic(config.train.deterministic, device),
+                deterministic(device) if config.train.deterministic else nullcontext(),
                 default_dtype(config.precision),
                 _explained(run),
             ):
@@ -160,6 +146,25 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         assert rank.outcome is not None
         if attempt:
             attempt.ended(rank.outcome, stop.reason)
+
+
+def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
+    for folder in ranks.folders(run.path):
+        epochs.end_if_over(folder, ranks.attempt_key)
+
+
+def _tell_late(run: RunDir, ranks: RankInfo, reason: str) -> None:
+    log.error("%s: this rank exits, so that the job can go on", reason)
+    with suppress(LateRankError), recorded(run.path, ranks.attempt_key):
+        raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
+
+
+def _trained_s(run: RunDir, ranks: RankInfo) -> float:
+    """Return the seconds of the attempts before times their devices, which rank 0 knows."""
+    if not ranks.is_main or len(run.read().attempts) < 2:
+        return 0.0
+    before = last_record(journal_path(run.path), "device_s")
+    return before["device_s"] if before else 0.0
 
 
 @dataclass

@@ -25,9 +25,10 @@ from hpctrain.runs import trust
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from hpctrain.config.schema import Config, TrackingConfig
+    from hpctrain.base.names.run_record import RunRecord
+    from hpctrain.config.schema import Config, LaunchConfig, TrackingConfig
     from hpctrain.engine.session import Session
 
 log = logging.getLogger(__name__)
@@ -36,19 +37,10 @@ log = logging.getLogger(__name__)
 def train_here(config: Config, argv: list[str], began: float | None = None) -> tuple[RunDir, int]:
     """Train a composed config with the ranks that were started; return its exit code, too.
 
-    The attempt has `began` with this process, or
-    at a time of `time.monotonic`, if the process has done other things before.
+    The attempt has `began` with this process, or at a time of `time.monotonic`, if the process has
+    done other things before.
     """
-    from hpctrain.config.composing.compose import words
-
-    log_to_stderr()
-    ranks = RankInfo.from_env()
-    _check_world(config, ranks)
-    run = check(config, ranks.world_size)
-    # Every rank composes the same config, and one of them writes it.
-    if ranks.is_main:
-        _check_queue(run, ranks)
-        freeze(config, run, *(words(argv) if argv else ()))
+    run, ranks = _frozen(config, argv)
     # The other ranks may still see the finished run before rank 0 has archived it.
     again = config.launch.rerun == "all"
     return run, _train_to_the_end(config, run, ranks, again, began)
@@ -62,26 +54,29 @@ def session_here(config: Config, began: float | None = None) -> Iterator[Session
 
     Raises SystemExit at its end if the run was stopped, and at once if it has finished before.
     """
-    log_to_stderr()
-    ranks = RankInfo.from_env()
-    _check_world(config, ranks)
-    run = check(config, ranks.world_size)
-    if ranks.is_main:
-        _check_queue(run, ranks)
-        freeze(config, run)
-    if config.launch.rerun != "all" and run.read().state == "finished":
-        if ranks.is_main:
-            print(f"{run.name} is finished already; change a value (seed=1) for another run")
+    run, ranks = _frozen(config, [])
+    if config.launch.rerun != "all" and _is_finished(run, ranks):
         raise SystemExit(0)
-    from hpctrain.runs.run_dir import told
-    from hpctrain.runs.terminal_log import kept
-
-    log_of_main = kept(run.logs, ranks) if ranks.is_main else nullcontext()
-    with log_of_main, told(run.path), _prepared(config, run, ranks):
+    with _prepared(config, run, ranks):
         from hpctrain.engine.job.fit import session_of
 
         with session_of(config, run, ranks, began) as session:
             yield session
+
+
+def _frozen(config: Config, argv: list[str]) -> tuple[RunDir, RankInfo]:
+    """Check a composed config, and write its run directory; return it, and this rank."""
+    from hpctrain.config.composing.compose import words
+
+    log_to_stderr()
+    ranks = RankInfo.from_env()
+    _check_world(config, ranks)
+    run = check(config, ranks.world_size)
+    # Every rank composes the same config, and one of them writes it.
+    if ranks.is_main:
+        _check_queue(run, ranks)
+        freeze(config, run, *(words(argv) if argv else ()))
+    return run, ranks
 
 
 def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
@@ -136,27 +131,11 @@ def _train_to_the_end(
         if ranks.is_main:
             print(f"{run.name} is paused at step {ranks.until} already")
         return 0
-    if not again and run.read().state == "finished":
+    if not again and _is_finished(run, ranks):
         if ranks.is_main:
-            from hpctrain.runs.code import trained_code
-            from hpctrain.runs.summary import show
-
-            print(f"{run.name} is finished already; change a value (seed=1) for another run")
-            if changed := trained_code.changes(run):
-                log.warning(
-                    "%s has finished with other code: %s. launch.rerun=all trains it again, and "
-                    "keeps this directory under another name; name=OTHER makes another run",
-                    *(run.name, changed),
-                )
-            _complete_upload(config.tracking, run)
-            show(run, config.metric, config.tracking)
+            _show_finished(config.tracking, run, config.metric)
         return 0
-    from hpctrain.runs.run_dir import told
-    from hpctrain.runs.terminal_log import kept
-
-    # The other ranks keep a log once rank 0 has certainly made the folder.
-    log_of_main = kept(run.logs, ranks) if ranks.is_main else nullcontext()
-    with log_of_main, told(run.path), _prepared(config, run, ranks):
+    with _prepared(config, run, ranks):
         from hpctrain.engine.job.fit import train
 
         code = train(config, run, ranks, began)
@@ -167,9 +146,26 @@ def _train_to_the_end(
     return code
 
 
-def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
-    """Upload what the uploader of a finished run has left, if it was killed."""
+def _is_finished(run: RunDir, ranks: RankInfo) -> bool:
+    """Return whether a run has finished before, and say so."""
+    finished = run.read().state == "finished"
+    if finished and ranks.is_main:
+        print(f"{run.name} is finished already; change a value (seed=1) for another run")
+    return finished
+
+
+def _show_finished(tracking: TrackingConfig, run: RunDir, metric: str) -> None:
+    """Show a run that has finished before; upload what its uploader has left, if it was killed."""
+    from hpctrain.runs.code import trained_code
+    from hpctrain.runs.summary import show
     from hpctrain.tracking.meta import left_behind
+
+    if changed := trained_code.changes(run):
+        log.warning(
+            "%s has finished with other code: %s. launch.rerun=all trains it again, and keeps this "
+            "directory under another name; name=OTHER makes another run",
+            *(run.name, changed),
+        )
 
     if tracking.enabled and tracking.upload and left_behind(run.path):
         from hpctrain.tracking.sync import sync
@@ -178,14 +174,37 @@ def _complete_upload(tracking: TrackingConfig, run: RunDir) -> None:
             sync([run.path])
         except TrackingError as error:
             log.warning("%s", error)
+    show(run, metric, tracking)
 
 
 @contextmanager
 def _prepared(config: Config, run: RunDir, ranks: RankInfo) -> Iterator[None]:
     """Prepare this process for an attempt, and import torch; the observer sees the context."""
+    from hpctrain.engine.faults.observed import observed
+    from hpctrain.runs.run_dir import told
+    from hpctrain.runs.terminal_log import kept
+
+    # The other ranks keep a log once rank 0 has certainly made the folder.
+    with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
+        _set_up(config, run, ranks)
+        # Collections take a third of the time of the import: torch makes many objects and drops
+        # few. Later collections leave them out, but not what a training before has left.
+        first = "hpctrain.engine.job.fit" not in sys.modules
+        with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
+            if first:
+                gc.disable()
+            import hpctrain.engine.job.fit  # noqa: F401
+
+            if first:
+                gc.freeze()
+                gc.enable()
+            yield
+
+
+def _set_up(config: Config, run: RunDir, ranks: RankInfo) -> None:
+    """Set what torch and its libraries read when they are imported; look whether MLflow answers."""
     from hpctrain.cluster.ranks import flight_recorder, leaving
     from hpctrain.cluster.ranks.variables import export
-    from hpctrain.engine.faults.observed import observed
     from hpctrain.engine.job import compile_cache
 
     if ranks.is_main:
@@ -205,18 +224,6 @@ def _prepared(config: Config, run: RunDir, ranks: RankInfo) -> Iterator[None]:
         from hpctrain.tracking.store import check_store
 
         check_store(str(tracking.uri), tracking.experiment)
-    # Collections take a third of the time of the import: torch makes many objects and drops few.
-    # Later collections leave them out, but not what a training before has left.
-    first = "hpctrain.engine.job.fit" not in sys.modules
-    with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
-        if first:
-            gc.disable()
-        import hpctrain.engine.job.fit  # noqa: F401
-
-        if first:
-            gc.freeze()
-            gc.enable()
-        yield
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -230,14 +237,18 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
     asked = config.asked_world_sizes
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
-        several = f" to {asked[-1]}" if len(asked) > 1 else ""
-        raise ConfigError(
-            f"launch.nodes={config.launch.nodes} x launch.tasks_per_node="
-            f"{config.launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
-            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
-            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
-            "--ntasks-per-node), or leave launch.* out"
-        )
+        _refuse_world(config.launch, asked, ranks)
+
+
+def _refuse_world(launch: LaunchConfig, asked: Sequence[int], ranks: RankInfo) -> None:
+    several = f" to {asked[-1]}" if len(asked) > 1 else ""
+    raise ConfigError(
+        f"launch.nodes={launch.nodes} x launch.tasks_per_node="
+        f"{launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
+        f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+        "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+        "--ntasks-per-node), or leave launch.* out"
+    )
 
 
 def _say_what_changed(run: RunDir) -> None:
@@ -254,12 +265,15 @@ def _say_what_changed(run: RunDir) -> None:
 def _check_queue(run: RunDir, ranks: RankInfo) -> None:
     """Check that no job of Slurm has the run, before a process outside of Slurm trains it."""
     record = run.read()
-    submission = record.submission
-    may_have_job = submission or record.attempt.job_id
-    if not may_have_job or record.state in ("finished", "paused") or not shutil.which("squeue"):
-        return
-    if ranks.launcher not in ("single", "torchrun"):  # the job of the run, or a sweep, which asked
-        return
+    has_job = record.submission or record.attempt.job_id
+    ended = record.state in ("finished", "paused")
+    # Else this is the job of the run, or a sweep, which asked.
+    outside = ranks.launcher in ("single", "torchrun")
+    if has_job and not ended and outside and shutil.which("squeue"):
+        _refuse_job(run, record, ranks)
+
+
+def _refuse_job(run: RunDir, record: RunRecord, ranks: RankInfo) -> None:
     from hpctrain.cluster.slurm import queue
     from hpctrain.runs.state.shared_job import job_of
 

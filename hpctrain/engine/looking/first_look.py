@@ -9,6 +9,8 @@ is the run without it. What torch and hpctrain bring is not asked: their own tes
 that goes on with the same code on as many ranks is not asked again.
 """
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Iterable
@@ -17,18 +19,21 @@ import torch
 from torch.distributed.fsdp import FSDPModule
 
 from hpctrain.base.terminal.terminal import few
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.looking.held_values import HeldValues, is_foreign
+from hpctrain.engine.looking.held_values import HeldValues
 from hpctrain.engine.looking.rows import check_buffers, check_mask
 from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.tasks.task import Task, TaskState, at_step, name_of
+from hpctrain.engine.tasks.task import Task, TaskState, at_step, is_foreign, name_of
 from hpctrain.errors import ConfigError
+from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
-LOOKS_AT = 2  # steps
+_LOOKS_AT = 2  # steps
 
 
 class FirstLook(Part):
@@ -46,10 +51,28 @@ class FirstLook(Part):
         filled: tuple[bool, bool],
     ) -> None:
         self._model, self._task, self._optimizer, self._filled = model, task, optimizer, filled
-        # The stages of a pipeline have other modules.
-        own = any(objects.all_gather(any(map(is_foreign, model.module.modules()))))
-        self._own = own, is_foreign(task), is_foreign(optimizer)
+        self._own = _own(model, task, optimizer)
         self._made, self._seen = 0, list[HeldValues]()
+
+    @classmethod
+    def of(
+        cls,
+        run: RunDir,
+        ranks: RankInfo,
+        trained: tuple[ParallelModel, Task, torch.optim.Optimizer],
+        loader: DevicePrefetcher,
+        evaluations: Iterable[DevicePrefetcher],
+        max_steps: int,
+    ) -> FirstLook | None:
+        """Return the look at the first steps of a run; None if there is nothing to look at.
+
+        The attempt before may have had it, or all is torch's and ours.
+        """
+        if not any(_own(*trained)) or objects.broadcast(_looked(run) if ranks.is_main else None):
+            return None
+        evaluates = any(feed.steps.fills_up(feed.steps_per_epoch) for feed in evaluations)
+        filled = loader.steps.fills_up(max_steps), evaluates
+        return cls(*trained, filled)
 
     def before_step(self, batch: Batch) -> None:
         """Look at the model and the task with the batch of the next step."""
@@ -71,7 +94,7 @@ class FirstLook(Part):
         if not self._seen:
             return
         self._seen.append(self._held())
-        if self._made == LOOKS_AT:
+        if self._made == _LOOKS_AT:
             self._check_kept(batch)
             self._check_equal()
             self._seen.clear()
@@ -151,6 +174,26 @@ class FirstLook(Part):
                 "over the ranks (torch.distributed.all_reduce); the number of steps comes by a "
                 "method at_step(step), also where only the last stage of a pipeline calls `sums`"
             )
+
+
+def _own(
+    model: ParallelModel, task: Task, optimizer: torch.optim.Optimizer
+) -> tuple[bool, bool, bool]:
+    """Return whether there is something of a user's own in the model, the task, the optimizer."""
+    # The stages of a pipeline have other modules.
+    own = any(objects.all_gather(any(map(is_foreign, model.module.modules()))))
+    return own, is_foreign(task), is_foreign(optimizer)
+
+
+def _looked(run: RunDir) -> bool:
+    """Return whether the attempt before has looked at the same code, on as many ranks."""
+    attempts = run.read().attempts
+    if len(attempts) < 2:
+        return not attempts  # a benchmark keeps nothing of what it trains
+    before, now = attempts[-2:]
+    if now.code_changed or before.world_size != now.world_size:
+        return False
+    return run.last_checkpoint() >= (before.first_step or 0) + _LOOKS_AT
 
 
 def _of(names: Iterable[str]) -> str:

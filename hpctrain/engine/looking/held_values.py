@@ -10,7 +10,6 @@ The classes of torch and of hpctrain are left out: their own tests know what the
 
 import copy
 import math
-import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,10 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data import generators
-from hpctrain.engine.tasks.task import name_of
+from hpctrain.engine.tasks.task import is_foreign, name_of
 from hpctrain.errors import ConfigError
 
-_LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
 _OF_MODULES = {  # what every module has, and every optimizer, and what evaluations reset
     *vars(nn.Module()),
     *vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])),
@@ -112,11 +110,6 @@ def check_parameters(task: Any) -> None:
             "which gives them to the task with its outputs; or call requires_grad_(False), if they "
             "are constants"
         )
-
-
-def is_foreign(thing: Any) -> bool:
-    """Return whether a class of an object is neither Python's nor torch's nor ours."""
-    return not {kind.__module__.partition(".")[0] for kind in type(thing).__mro__} <= _LIBRARIES
 
 
 def _walk(name: str, thing: Any, *, stored: bool) -> Iterator[tuple[str, dict[str, Any], str, Any]]:

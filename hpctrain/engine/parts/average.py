@@ -23,26 +23,22 @@ _HALF = (torch.bfloat16, torch.float16)
 class Average(Part):
     """The average of a model's parameters, which begins with their initial values.
 
-    `decay` is the part of it that a step keeps; None keeps no average. `tensors` has the average of
-    each parameter that is trained, by its name: a DTensor where the parameter is one. It is fp32
-    for parameters in half precision, because a small part of a difference would be lost there.
-    Without an average it is empty.
+    `decay` is the part of it that a step keeps. `tensors` has the average of each parameter that is
+    trained, by its name: a DTensor where the parameter is one. It is fp32 for parameters in half
+    precision, because a small part of a difference would be lost there.
     """
 
     name = "ema"
 
-    def __init__(self, model: ParallelModel, decay: float | None = None) -> None:
+    def __init__(self, model: ParallelModel, decay: float) -> None:
         self._model, self._decay = model, decay
-        self.tensors: dict[str, torch.Tensor] = {}
-        if decay is not None:
-            named = zip(model.names, model.parameters, strict=True)
-            self.tensors = {name: _copied(parameter) for name, parameter in named}
+        named = zip(model.names, model.parameters, strict=True)
+        self.tensors = {name: _copied(parameter) for name, parameter in named}
         self._local = [_local(tensor) for tensor in self.tensors.values()]
 
     def after_update(self) -> None:
         """Take in the parameters after a step."""
-        if self._decay is not None:
-            self._update(1 - self._decay)
+        self._update(1 - self._decay)
 
     @torch.no_grad()
     def _update(self, weight: float) -> None:

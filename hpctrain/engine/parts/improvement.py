@@ -72,8 +72,8 @@ class Improvement:
         return {"metric": self.metric, **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what `state_dict` returned, unless that is of another metric."""
-        if state["metric"] == self.metric:
+        """Go on from what `state_dict` returned, unless that is of another metric, or of none."""
+        if self.metric is not None and state.get("metric") == self.metric:
             self.value, self.step, self.since = state["value"], state["step"], state["since"]
 
 

@@ -54,16 +54,16 @@ class Meter:
     """Measures the training of one rank.
 
     A step has at most the `batch_size` samples of the loader; the last one of an epoch may have
-    fewer. The meters of an attempt share the account of where its seconds went. `counts_samples`
-    tells whether the loader knows its samples, and `counts_tokens` whether the count of the task's
-    loss is one of tokens.
+    fewer. The meters of an attempt share the account of where its seconds went. One rank alone has
+    no `slow_ranks`. `counts_samples` tells whether the loader knows its samples, and
+    `counts_tokens` whether the count of the task's loss is one of tokens.
     """
 
     def __init__(
         self,
         loader: _Loader,
         account: Account,
-        slow_ranks: SlowRanks,
+        slow_ranks: SlowRanks | None,
         precision: Precision,
         tracker: Tracker,
         *,
@@ -79,8 +79,8 @@ class Meter:
         self._on_gpu = precision.device.type == "cuda"
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
         # of a GPU does not wait; the GPU does, and it does not tell.
-        self._measures_communication = account.devices > 1 and not self._on_gpu
-        self._times, self._work = StepTimes(precision.device), WorkClock()
+        self._work = WorkClock() if account.devices > 1 and not self._on_gpu else None
+        self._times = StepTimes(precision.device)
         self._given: list[tuple[int, Any]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
         self._checkpoint_s = self._evaluation_s = self._asleep_s = 0.0
@@ -137,8 +137,9 @@ class Meter:
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
         own = Interval(elapsed, took.worked, took.waited, memory)
-        memory, lost_s = self._slow_ranks.compare(own)
-        self._account.lose(lost_s)
+        if self._slow_ranks is not None:
+            memory, lost_s = self._slow_ranks.compare(own)
+            self._account.lose(lost_s)
         speed = (self._samples - self._samples_before) / elapsed
         found: dict[str, float] = {}
         if self._counts_samples:
@@ -154,7 +155,7 @@ class Meter:
             found[names.STEP_MS_MAX] = 1000 * times[-1]
         if self._utilisation is not None:
             found |= self._utilisation.metrics(speed)
-        if self._measures_communication:
+        if self._work is not None:
             found[names.COMMUNICATION_FRACTION] = self._asleep_s / elapsed
         if self._on_gpu:
             found |= {
@@ -190,14 +191,15 @@ class Meter:
         self._settle()
         self._account.enter("other")
         self._record()
-        self._work.close()
+        if self._work is not None:
+            self._work.close()
 
     def _begin_interval(self) -> None:
         self._took, self._asleep_s, self._checkpoint_s = _Seconds(), 0.0, 0.0
         self._samples_before = self._samples
 
     def _now(self) -> _Seconds:
-        worked = self._work() if self._measures_communication else 0.0
+        worked = self._work() if self._work is not None else 0.0
         return _Seconds(time.monotonic(), worked, self._loader.wait_s, _compiled_s())
 
     def _go_on(self) -> None:
@@ -220,7 +222,7 @@ class Meter:
         if took.compiled:
             self._account.move("compile", took.compiled)
         # A compiler that this thread waits for is no other rank.
-        if self._measures_communication and not took.compiled:
+        if self._work is not None and not took.compiled:
             asleep = max(0.0, took.at - took.worked - took.waited - after)
             self._asleep_s += asleep
             self._account.move("communication", asleep)

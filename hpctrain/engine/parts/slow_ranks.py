@@ -88,7 +88,6 @@ class SlowRanks:
         self._say = say
         self._mesh, self._rank, self._host, self._least_s = mesh, rank, host, least_s
         self._on_cpu = mesh.device.type == "cpu"
-        self._alone = mesh.degrees.ranks == 1
         self._stage = mesh.degrees.ranks // mesh.degrees.pp
         self._trained_s = 0.0
         self._own_s = [0.0] * mesh.degrees.ranks
@@ -97,8 +96,6 @@ class SlowRanks:
 
     def compare(self, own: Interval) -> Compared:
         """Compare with the other ranks; each of them calls this at the same log steps."""
-        if self._alone:
-            return Compared(own.memory)
         mesh, ranks = self._mesh, self._mesh.degrees.ranks
         own_s = own.waited_s + (own.worked_s if self._on_cpu else 0.0)
         # A rank of weight 2 takes twice as many samples.

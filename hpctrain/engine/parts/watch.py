@@ -4,6 +4,9 @@
     log step      losses ── diverged? ── layers without a gradient ── a note, or an error
                                                                       (train.watch=stop)
 
+every 5th step or so   the largest part of each parameter's gradient ── on the device
+log step               the maximum over these steps and over all ranks ── layers of zeros
+
 All ranks see the same numbers, and decide alike. Nothing is said that a healthy run may show by
 chance, for a wrong note does more harm than a missing one.
 """
@@ -14,13 +17,90 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+
+from hpctrain.engine.distributed import objects
+from hpctrain.engine.distributed.tensors import local
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.silent_layers import SilentLayers
 from hpctrain.errors import HealthError
 
 _LEAST_STEPS, _SOON = 100, 20  # before layers are judged; those that a divergence is read from
 _DIVERGED = 3.0  # times the loss of the first step
+_LEAST_EVERY, _LOOKS = 5, 8  # steps; looks between two reports
+_ENOUGH = 4  # looks
+
+
+class SilentLayers(Part):
+    """Looks for layers that no gradient reaches: all of it is exactly zero in each step looked at.
+
+    On the CPU the host knows at once which parameters were zero so far, and looks at these alone.
+    `layers` is the number of those that had a gradient at the last `read`.
+    """
+
+    def __init__(self, model: ParallelModel, report_every: int) -> None:
+        self._model = model
+        self._every = max(_LEAST_EVERY, report_every // _LOOKS)
+        self._most: torch.Tensor | None = None
+        self._found: set[int] = set()  # the places of those that are not zero, as the host knows
+        self._names: list[str] = []
+        self._looks = self.layers = 0
+
+    def after_backward(self) -> None:
+        """Look at a step after its backward pass, if that is due; the host does not wait."""
+        model = self._model
+        if (model.step + 1) % self._every:
+            return
+        self._looks += 1  # on all ranks, also on one that has no part of a gradient
+        if len(self._found) < len(model.parameters):
+            self._look()
+
+    def _look(self) -> None:
+        model, here = self._model, {}
+        for place, parameter in enumerate(model.parameters):
+            if place not in self._found and (gradient := parameter.grad) is not None:
+                own = local(gradient)
+                if own.numel() and not own.is_sparse:
+                    here[place] = own.detach()
+        if not here:
+            return
+        # The norm of small numbers would be zero, as they are squared.
+        norms = dict(zip(here, torch._foreach_norm([*here.values()], float("inf")), strict=True))
+        # Offload leaves undivided parameters on the GPU, and their gradients.
+        none = torch.full((), -1.0, device=model.mesh.device)
+        places = range(len(model.parameters))
+        found = torch.stack([norms[n].to(none) if n in norms else none for n in places])
+        self._most = found if self._most is None else torch.maximum(self._most, found)
+        if found.is_cpu:
+            self._found |= {n for n, most in enumerate(found.tolist()) if not most <= 0}  # or a NaN
+
+    def read(self) -> list[str] | None:
+        """Return the layers of zeros since the last call, on all ranks; None after few looks."""
+        if self._looks < _ENOUGH:
+            return None
+        model = self._model
+        self._names = self._names or _names_of_all_stages(model)
+        every = torch.full((len(self._names),), -1.0, device=model.mesh.device)
+        if self._most is not None:
+            every[[self._names.index(name) for name in model.names]] = self._most.to(every)
+        self._most, self._looks = None, 0
+        self._found.clear()
+        layers: dict[str, float] = {}
+        for name, most in zip(self._names, model.mesh.largest(every), strict=True):
+            layer = name.rpartition(".")[0] or name
+            layers[layer] = max(layers.get(layer, -1.0), most)  # a NaN is no zero
+        layers = {name: most for name, most in layers.items() if most != -1.0}
+        self.layers = len(layers)
+        return [name for name, most in layers.items() if most == 0]
+
+
+def _names_of_all_stages(model: ParallelModel) -> list[str]:
+    """Return the names of the parameters of all stages, in their order."""
+    if model.mesh.degrees.pp == 1:
+        return model.names
+    stages = objects.all_gather(model.names, model.mesh.pp_group)
+    return list(dict.fromkeys(name for names in stages for name in names))
 
 
 class Watch(Part):
@@ -33,14 +113,14 @@ class Watch(Part):
 
     def __init__(
         self,
-        notes: Notes | None = None,
-        policy: str = "off",
+        notes: Notes,
+        policy: str,
         *,
-        max_steps: int = 0,
+        max_steps: int,
         after: int = 0,
         silent: SilentLayers | None = None,
     ) -> None:
-        self._notes, self._policy, self._max_steps = notes or Notes(), policy, max_steps
+        self._notes, self._policy, self._max_steps = notes, policy, max_steps
         self._after, self._first = max(after, _LEAST_STEPS), math.nan
         self._recent: deque[float] = deque(maxlen=_SOON)
         self._silent: set[str] = set()
@@ -70,7 +150,7 @@ class Watch(Part):
         since the last time; None if too few were. What is wrong is a HealthError if `train.watch`
         is stop.
         """
-        if self._policy == "off" or not self._recent:
+        if not self._recent:
             return
         last = sorted(self._recent)
         now, tenth = statistics.median(last), len(last) // 10

@@ -1,4 +1,6 @@
-"""What a loop of one's own logs: sums and counts, which become means over steps and ranks.
+"""What a loop of one's own tells its session: the numbers that it logs, and its end.
+
+Sums and counts become means over steps and ranks:
 
 session.log ── this rank's sums ── train/…: a report every train.log_every steps
                                 ── others: with the step in which they were logged
@@ -13,6 +15,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.config.metric_registry import EPOCH, RUNG
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
@@ -22,7 +25,9 @@ from hpctrain.errors import ConfigError
 
 Number = float | torch.Tensor
 _NAME = re.compile(r"[A-Za-z][\w-]*(/[\w.@:-]+)+")
-_OURS = ("perf/", "best/", "lr/")
+# What the session and the monitor write: groups, and single names.
+_OURS = ("perf/", "best/", "lr/", "system/")
+_WRITTEN = (EPOCH, RUNG)
 
 
 class Logged(Part):
@@ -41,10 +46,11 @@ class Logged(Part):
     def add(self, metrics: Mapping[str, Number | tuple[Number, Number]]) -> None:
         """Add numbers, or pairs of a sum and a count, to those of this rank."""
         for name, value in metrics.items():
-            if not _NAME.fullmatch(name) or name.startswith(_OURS):
+            if not _NAME.fullmatch(name) or name.startswith(_OURS) or name in _WRITTEN:
                 raise ConfigError(
                     f"session.log: {name!r} is no name of a metric: it has a group and a name, "
-                    f"such as train/loss or val/accuracy, and not one of ours ({', '.join(_OURS)})"
+                    "such as train/loss or val/accuracy, and not one of ours "
+                    f"({', '.join(_OURS + _WRITTEN)})"
                 )
             total, count = value if isinstance(value, tuple) else (value, 1.0)
             pair = torch.stack([self._number(name, total), self._number(name, count)])
@@ -141,3 +147,41 @@ class Logged(Part):
             name: torch.tensor(pair, dtype=torch.float64, device=self._mesh.device)
             for name, pair in mine.items()
         }
+
+
+class Ending(Part):
+    """Ends the run once a rank has asked for it, and keeps why."""
+
+    name = "ending"
+
+    def __init__(self) -> None:
+        self._asked = self._reason = ""
+        self._totals = Copied()
+
+    def ask(self, reason: str) -> None:
+        """End the run after this step."""
+        self._asked = reason or "the loop has ended the run"
+
+    def flags(self) -> list[float]:
+        """Return whether this rank has asked."""
+        return [float(bool(self._asked))]
+
+    def offer(self, totals: Numbers) -> None:
+        """Take how many ranks have asked."""
+        self._totals.offer(totals)
+
+    @property
+    def over(self) -> str:
+        """Why the run ends; "" as long as nobody has asked."""
+        for (ranks,), _ in self._totals.take(late=True):
+            if ranks and not self._reason:
+                self._reason = self._asked or "the loop of another rank has ended the run"
+        return self._reason
+
+    def state_dict(self) -> str:
+        """Return why the run has ended."""
+        return self._reason
+
+    def load_state_dict(self, state: str | Mapping[str, str]) -> None:
+        """Go on from what `state_dict` returned."""
+        self._reason = state if isinstance(state, str) else ""

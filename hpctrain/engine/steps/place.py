@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -32,3 +33,8 @@ class Place:
     account: Account
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
     begun: Callable[[], None] = lambda: None
+
+    def record(self, **facts: Any) -> None:
+        """Write facts into run.json, on rank 0."""
+        if self.ranks.is_main:
+            self.run.update(**facts)

@@ -21,25 +21,22 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from hpctrain.base.names.step_names import step_of
 from hpctrain.base.processes import marks
 from hpctrain.config.metric_registry import EPOCH
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part, overriding
-from hpctrain.engine.parts.clocks import Timer
 from hpctrain.engine.parts.display import Display
-from hpctrain.engine.parts.improvement import Best
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.steps.feeds import Feed
+from hpctrain.engine.steps.saving import Saving
 from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
@@ -59,15 +56,6 @@ class Outcome:
     paused: bool = False  # at the step `until`, with its metrics
 
 
-@dataclass(frozen=True)
-class Every:
-    """Steps from one log line or checkpoint to the next."""
-
-    log: int
-    checkpoint: int | None = None  # None: not by steps
-    at_end: bool = True  # whether the last step of the run saves a checkpoint
-
-
 @dataclass
 class Stepping:
     """The steps of one run on this rank; all ranks make them together.
@@ -77,21 +65,17 @@ class Stepping:
     """
 
     feed: Feed
-    checkpointer: Checkpointer
+    saving: Saving
     exchange: Exchange
     tracker: Tracker
     display: Display
     stop: Stop
     health: Health
     meter: Meter
-    device: torch.device
     max_steps: int
-    every: Every
     parts: Sequence[Part] = ()
     states: Mapping[str, Any] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
-    save_timer: Timer = field(default_factory=Timer)
-    best: Best = field(default_factory=Best)
     counts: Callable[[], Mapping[str, float]] = dict  # what the means of a report were divided by
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
     until: int | None = None  # the global step after which the training pauses
@@ -117,14 +101,14 @@ class Stepping:
         self._enders = [each for each in self.parts if type(each).over is not Part.over]
         first_step = self._resume()
         self._began = True
-        self._saved, over_before = self.step, self._over
+        over_before = self._over
         between = overriding(self.parts, "between")
         stopped = not all(call(self.step) for call in between)
         if self._over and not over_before and not stopped and self.step < self.max_steps:
             # It ends the run, and that attempt could not know that its checkpoint was the last.
             self.call("finish")
-            self._save()
-        self.best.mark(self._saved)
+            self.saving.save()
+        self.saving.mark_best()
         before, after = (overriding(self.parts, f"{when}_step") for when in ("before", "after"))
         wants = overriding(self.parts, "wants_report")
         ends = stopped or bool(self._over) or self._pauses
@@ -140,9 +124,9 @@ class Stepping:
             self.display.advance(self.step)
             for call in after:
                 call(self.step, batch)
-            self._go_on_saving()
+            self.saving.go_on()
             done = self.step == self.max_steps
-            logs = self.step % self.every.log == 0 or done or any(call() for call in wants)
+            logs = self.step % self.saving.every.log == 0 or done or any(call() for call in wants)
             self.health.judge(late=not logs)
             if done:
                 self.call("finish")
@@ -155,14 +139,18 @@ class Stepping:
             over = bool(self._over)
             if over and not done:
                 self.call("finish")
-            last = (done or over) and self.every.at_end
-            if self._save_is_due() or last:
-                self._save(background=not last)
+            last = (done or over) and self.saving.every.at_end
+            if self.saving.is_due or last:
+                self.saving.save(background=not last)
             if over or self._pauses:
                 break
-        if self.step != self._saved and (stopped or self._pauses or self.every.at_end):
-            self._save()
-        self._go_on_saving(wait=True)
+        self._end(first_step, stopped)
+
+    def _end(self, first_step: int, stopped: bool) -> None:
+        """Save if that is left, and note how the steps have ended; they may be `stopped`."""
+        if not self.saving.is_done and (stopped or self._pauses or self.saving.every.at_end):
+            self.saving.save()
+        self.saving.go_on(wait=True)
         paused = not stopped and self._pauses
         stopped = stopped or (paused and not self._measured_aside())
         early = "" if stopped or self.step == self.max_steps else self._over
@@ -176,22 +164,22 @@ class Stepping:
             yield
             marks.enter(marks.END)
         except (HealthError, RolledBack):  # all ranks raise these together
-            self._go_on_saving(wait=True)
+            self.saving.go_on(wait=True)
             raise
         except BaseException:
             marks.enter(marks.END)
-            self.checkpointer.saves.rescue()
+            self.saving.checkpointer.saves.rescue()
             raise
         finally:
-            self.checkpointer.saves.close()
+            self.saving.checkpointer.saves.close()
             if self._began:
                 self.meter.close()
                 self.display.close()
             self.feed.close()
             for close in overriding(self.parts, "close"):
                 close()
-            for part in self.parts:  # else the models would live until Python looks for circles
-                part.session = None
+            # Else the models would live until Python looks for circles.
+            self._tell_parts(None)
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Log metrics of this step, the same on all ranks."""
@@ -203,8 +191,8 @@ class Stepping:
             logged(values, self.step)
         if self._over:
             self.call("ends", self.step)
-        if self.best.judge(values, self.step):
-            self.tracker.log_metrics(self.best.metrics, self.step)
+        if self.saving.best.judge(values, self.step):
+            self.tracker.log_metrics(self.saving.best.metrics, self.step)
 
     @property
     def _over(self) -> str:
@@ -247,7 +235,7 @@ class Stepping:
         The checkpoint was saved before, so no part may see them.
         """
         values: dict[str, float] = {}
-        if self.step % self.every.log:
+        if self.step % self.saving.every.log:
             for report in overriding(self.parts, "report"):
                 values |= report()
         for at_pause in overriding(self.parts, "at_pause"):
@@ -262,25 +250,16 @@ class Stepping:
     def _resume(self) -> int:
         """Go on from the newest checkpoint, if there is one; return its step, or 0."""
         marks.enter(marks.LOAD)
-        for part in self.parts:
-            part.session = self
-        by_steps = (self.every.checkpoint or self.max_steps + 1) <= self.max_steps
-        by_clock = self.save_timer.flags()
-        if self.every.at_end or by_steps or by_clock or self.best.metric is not None:
-            self.checkpointer.prove()
-        began = time.monotonic()
-        progress = self.checkpointer.load_latest()
+        self._tell_parts(self)
+        self.saving.prove(self.max_steps)
+        began, checkpointer = time.monotonic(), self.saving.checkpointer
+        progress = checkpointer.load_latest()
         if progress is not None:
-            self.step, self.metrics = progress["step"], progress["metrics"]
-            for name, part in self._stateful.items():
-                part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
-            if dist.get_rank() == 0:
-                known = self.step, time.monotonic() - began
-                log.info("going on from the checkpoint of step %d (read in %.1f s)", *known)
+            self._go_on_from(progress, began)
         else:
-            self.checkpointer.modes.train()
+            checkpointer.modes.train()
         self.call("begin", self.step)
-        self.began_from(self.step, {step_of(path) for path in self.checkpointer.committed.damaged})
+        self.began_from(self.step, {step_of(path) for path in checkpointer.committed.damaged})
         # After a rollback without a checkpoint the run starts at step 0 again.
         self.tracker.rewind(progress["tracker"] if progress is not None else 0)
         self.notes.begin(self.step)
@@ -291,51 +270,28 @@ class Stepping:
                 "step, or none to train to the end"
             )
         self.display.start(self.step, self.max_steps)
-        self.save_timer.restart()
+        self.saving.begin()
         self.meter.begin(self.step)
         return self.step
 
-    def _save_is_due(self) -> bool:
-        by_steps = self.every.checkpoint is not None and self.step % self.every.checkpoint == 0
-        return by_steps or self.best.is_due(self.step) or self.save_timer.is_due()
+    def _go_on_from(self, progress: Mapping[str, Any], began: float) -> None:
+        """Take the state in a checkpoint, whose loading began at a time of `time.monotonic`."""
+        self.step, self.metrics = progress["step"], progress["metrics"]
+        for name, part in self.stateful.items():
+            part.load_state_dict(progress.get(name, {}))  # older checkpoints lack some
+        if dist.get_rank() == 0:
+            known = self.step, time.monotonic() - began
+            log.info("going on from the checkpoint of step %d (read in %.1f s)", *known)
 
-    def _save(self, *, background: bool = False) -> None:
-        self._go_on_saving(wait=True)
-        with self.meter.spent("checkpoint"), self.display.doing("a checkpoint"):
-            self.health.judge(late=False)
-            self.tracker.sync()
-            own = {"step": self.step, "tracker": self.tracker.position(), "metrics": self.metrics}
-            own |= {name: part.state_dict() for name, part in self._stateful.items()}
-            self.checkpointer.save(self.step, own, self.best.step, background=background)
-            self.health.judge_state(self.checkpointer.wrong)
-            self.save_timer.restart()
-        self._saved = self.step
-        self._tell_saved()
-
-    def _go_on_saving(self, *, wait: bool = False) -> None:
-        """Go on with a checkpoint that is written in the background; `wait` until it is there."""
-        saves = self.checkpointer.saves
-        if saves.under_way is not None:
-            spent = partial(self.meter.spent, "checkpoint")
-            if wait:
-                with spent():
-                    saves.finish()
-            else:
-                saves.advance(spent)
-            self._tell_saved()
-
-    def _tell_saved(self) -> None:
-        """Tell those who wait for the checkpoint that was committed, if any."""
-        committed = self.checkpointer.saves.committed
-        while committed:
-            saved = committed.pop(0)
-            self.best.mark(saved.step)
-            folder = self.checkpointer.path(saved.step)
-            self.call("after_save", saved.step, saved.metrics, folder)
+    def _tell_parts(self, session: Stepping | None) -> None:
+        self.saving.session = session
+        for part in self.parts:
+            part.session = session
 
     @property
-    def _stateful(self) -> dict[str, Any]:
+    def stateful(self) -> dict[str, Any]:
         """What a checkpoint has beside models and optimizers; the meter needs the feed first."""
         named = {part.name: part for part in self.parts if part.name}
-        own = {"data": self.feed, "health": self.health, "best": self.best, "meter": self.meter}
+        own = {"data": self.feed, "health": self.health, "best": self.saving.best}
+        own["meter"] = self.meter
         return own | named | dict(self.states)

@@ -1,1 +1,1 @@
-"""The supervised training loop; `hpctrain.engine.building.build` builds it."""
+"""The supervised training loop; `hpctrain.engine.loop` builds it."""

@@ -1,6 +1,6 @@
 """Deterministic algorithms: a run that is repeated gives the same bits.
 
-    with deterministic(config.train.deterministic, device):
+    with deterministic(device):
         ...   # operations add in a fixed order, or raise an error
 
 The variables that CUDA reads at its start are those of `hpctrain.config.rules.job`.
@@ -17,16 +17,13 @@ from hpctrain.errors import ConfigError
 
 
 @contextmanager
-def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+def deterministic(device: torch.device) -> Iterator[None]:
     """Let torch use deterministic algorithms only; afterwards its settings are as before.
 
     Attention needs nothing more: the backward passes of torch's flash and memory-efficient kernels
     obey the same setting, and cuDNN's attention is not chosen. Raises a ConfigError if
     CUBLAS_WORKSPACE_CONFIG was exported with a value that torch refuses.
     """
-    if not on:
-        yield
-        return
     name = "CUBLAS_WORKSPACE_CONFIG"
     if device.type == "cuda" and os.environ.get(name) not in CUBLAS_WORKSPACES:
         raise ConfigError(

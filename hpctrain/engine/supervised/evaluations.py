@@ -1,24 +1,32 @@
-"""The evaluations of a training, between two of its steps.
+"""Evaluations of a model: on one split, and on all splits between two steps of a training.
 
 every train.eval_every steps, or at the end of an epoch ── due ── the metrics of each split
 """
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 
 import torch.distributed as dist
 
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.data.generators import same_generators
+from hpctrain.data.generators import same_generators, seeded_generators
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.distributed.long_work import first_in_long_work
+from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.dry_run import same_modes
+from hpctrain.engine.looking.rows import check_mask
+from hpctrain.engine.looking.trial import TrialPasses
+from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
+from hpctrain.engine.parallel.reducing.scalars import on_device
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
 from hpctrain.engine.steps.stepping import Stepping
-from hpctrain.engine.supervised.evaluation import evaluate_all
-from hpctrain.engine.supervised.step import TrainStep
+from hpctrain.engine.supervised.step import Totals, TrainStep
+from hpctrain.engine.tasks.task import Task, at_step, derived, is_foreign
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +54,7 @@ class Evaluations(Part):
         average: Average | None = None,
     ) -> None:
         self._train_step, self.feeds, self._every = train_step, feeds, every
-        self._asked, self._average = asked, average or Average(train_step.model)
+        self._asked, self._average = asked, average
         self.due, self._made_at = False, -1
 
     def begin(self, step: int) -> None:
@@ -70,8 +78,9 @@ class Evaluations(Part):
 
     def between(self, step: int) -> bool:
         """Make the evaluation that is due, if any; return False when it is still due."""
-        if not self.due:
-            return True
+        return self._evaluate(step) if self.due else True
+
+    def _evaluate(self, step: int) -> bool:
         session = self.session
         session.health.judge(late=False)
         if self.feeds:
@@ -117,5 +126,63 @@ class Evaluations(Part):
         # The random states are restored, as an evaluation may be made twice.
         with session.meter.spent("evaluation"), doing, same_generators(), modes:
             session.call("before_evaluation")
-            with session.checkpointer.modes.evaluating(), self._average.applied():
+            averaged = self._average.applied() if self._average else nullcontext()
+            with session.saving.checkpointer.modes.evaluating(), averaged:
                 return evaluate_all(self._train_step, self.feeds, session.stop)
+
+
+def evaluate(
+    model: ParallelModel,
+    task: Task,
+    feed: DevicePrefetcher,
+    is_over: Callable[[], bool],
+    *,
+    checks: bool = False,
+) -> dict[str, float] | None:
+    """Return the means over the samples of a feed, each once; the model is in eval mode.
+
+    All ranks call this together. `is_over` is called after each batch; if it is true, the same on
+    all ranks, the evaluation ends with None. With `checks`, a task in whose sums rows count that
+    only fill up a batch is a ConfigError.
+    """
+    checks = checks and is_foreign(task) and feed.steps.fills_up(feed.steps_per_epoch)
+    totals, measured = Totals(), MeasuredTask(task, model.mesh)
+    at_step(task, model.step)
+    # What a model or a task draws is the same each time, and for the ranks that share a batch.
+    with seeded_generators(model.mesh.dp_rank):
+        for batch in first_in_long_work("the first batch of the evaluation", feed):
+            if checks:
+                check_mask(TrialPasses(model, task, batch), task, in_training=False)
+                checks = False
+            totals.add(*model.evaluate(measured.task, batch))
+            measured.update()
+            if is_over():
+                return None
+    totals.reduce(model.mesh)
+    return derived(task, totals.means()) | measured.values()
+
+
+def evaluate_all(
+    step: TrainStep, feeds: Mapping[str, DevicePrefetcher], stop: Stop
+) -> dict[str, float] | None:
+    """Return the metrics on all feeds of a training; None when the ranks agree to stop."""
+    model, values = step.model, dict[str, float]()
+
+    def stops() -> bool:
+        if stop.agreed:
+            return True
+        # The flags are read one batch later, so a GPU still has work to do.
+        flags = on_device(stop.flags(), model.precision.device)
+        model.mesh.add(flags)
+        stop.offer(flags)
+        return False
+
+    for prefix, feed in feeds.items():
+        model.share_buffers()
+        model.module.eval()
+        feed.load_state_dict({"consumed": 0})
+        means = evaluate(model, step.task, feed, stops)
+        if means is None:
+            return None
+        values |= {f"{prefix}/{name}": value for name, value in means.items()}
+    return values

@@ -9,13 +9,19 @@ the next attempt takes the next smaller size (`hpctrain.engine.job.fit`).
 
 import logging
 from collections.abc import Callable, Mapping
+from typing import Self
 
 import torch
 
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
+from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
+from hpctrain.errors import ConfigError
+from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +61,61 @@ class MicroBatches(Part):
         record: Callable[[int], None],
         memory: GpuMemory | None = None,
     ) -> None:
-        self.model, self.share, self._record, self._memory = model, share, record, memory
+        self.model, self.share, self._record = model, share, record
         self.limit: int | None = None
         self._sizes = self._possible()
         self._peaks: list[float] = []
+        self._search_in(memory)
+
+    @classmethod
+    def of(
+        cls,
+        train: TrainConfig,
+        share: int,
+        run: RunDir,
+        ranks: RankInfo,
+        model: ParallelModel,
+        *,
+        packed: bool = False,
+    ) -> Self | None:
+        """Return those of the config for a `share`, or of what an earlier attempt has found.
+
+        None if the batch is one piece: its samples are `packed`, or a pipeline has their number.
+        """
+        if packed or model.mesh.degrees.pp > 1:
+            return None
+        found = run.read().micro_batch_rows if ranks.is_main else None
+        rows: int | None = objects.broadcast(found)
+
+        def record(rows: int) -> None:
+            if ranks.is_main:
+                run.update(micro_batch_rows=rows)
+
+        made = cls(model, share, record)
+        if rows is not None or train.micro_batch_size == "auto":
+            made._begin(rows, auto=train.micro_batch_size == "auto")
+        return made
+
+    def _search_in(self, memory: GpuMemory | None) -> None:
+        self._memory = memory
         if memory is not None:
-            model.accumulate = share
+            self.model.accumulate = self.share
+
+    def _begin(self, rows: int | None, *, auto: bool) -> None:
+        """Go on with the rows that an earlier attempt has found, if any; else look for them."""
+        model = self.model
+        if auto and model.precision.device.type != "cuda":
+            raise ConfigError(
+                "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"
+            )
+        known = rows is not None and self.share % (rows * model.mesh.weight) == 0
+        if auto and not known:
+            self._search_in(GpuMemory())
+        if rows is not None and known and (auto or rows < self.rows):
+            log.info("micro-batches of %d rows, as the attempt before has found", rows)
+            model.accumulate = self.share // rows
+        if not auto:
+            self.limit = rows
 
     @property
     def rows(self) -> int:

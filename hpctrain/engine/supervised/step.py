@@ -7,7 +7,6 @@ gradient x global batch size / global count ── clip ── finite? ── op
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -80,24 +79,14 @@ class Totals:
             self._total = values if device.type == "cpu" else on_device(values, device)
 
 
-@dataclass(frozen=True)
-class Update:
-    """How an optimizer is used.
-
-    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `base_lr` is the
-    learning rate that the optimizer was made with: groups of parameters with another one keep the
-    ratio to it; None lets all have the same.
-    """
-
-    clip_norm: float | None = None
-    base_lr: float | None = None
-
-
 class TrainStep(Part):
     """Forward, backward and update on one rank's share of a global batch.
 
     The flags of parts are reduced together with the sums, in `exchange`. It is a part itself, with
-    the sums that the steps since the last report have added up.
+    the sums that the steps since the last report have added up. `clip_norm` is the largest L2 norm
+    of the global gradient; None does not clip. `base_lr` is the learning rate that the optimizer
+    was made with: groups of parameters with another one keep the ratio to it; None lets all have
+    the same.
 
     Attributes:
         grad_norm: The norm of the global gradient of the last step, before clipping.
@@ -110,14 +99,16 @@ class TrainStep(Part):
         model: ParallelModel,
         task: Task,
         optimizer: torch.optim.Optimizer,
-        update: Update,
         exchange: Exchange,
         health: Health | None = None,
+        *,
+        clip_norm: float | None = None,
+        base_lr: float | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
-        self._update, self.exchange, self.health = update, exchange, health or Health()
-        groups, lr = optimizer.param_groups, update.base_lr
-        self._ratios = rate_ratios(optimizer, lr) if lr else [1.0] * len(groups)
+        self._clip_norm, self.exchange, self.health = clip_norm, exchange, health or Health()
+        groups = optimizer.param_groups
+        self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
         self._buffers = BufferValues(*[model.module] * self.health.undoes)
         self.totals = Totals()
@@ -152,7 +143,7 @@ class TrainStep(Part):
         factor = over(rows * mesh.dp_cp_size, count) / precision.scale
         for look in self._after_backward:
             look()
-        self.grad_norm = self.model.scale_gradients(factor, self._update.clip_norm)
+        self.grad_norm = self.model.scale_gradients(factor, self._clip_norm)
         fits = precision.accepts(loss, self.grad_norm)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
         judged = (fits or precision.exhausted) and not self.model.replicas_differ

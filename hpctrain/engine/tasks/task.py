@@ -9,6 +9,7 @@ padded last batch give the same numbers as one process. The gradient is that of 
 """
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from hpctrain.errors import ConfigError
 
 # The attributes by which models of libraries return their tensor: transformers, diffusers.
 _ATTRIBUTES = ("logits", "sample")
+_LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
 
 
 def prediction(outputs: Any, needed: str) -> torch.Tensor:
@@ -147,31 +149,35 @@ def check_arguments(names: Sequence[str], needed: Sequence[str]) -> None:
 
 def checked(sums: Any) -> Sums:
     """Return what a task has returned, if it is sums and counts."""
-    form = 'a task returns {"loss": (sum, count), ...}, whose values are tensors of shape ()'
     if not isinstance(sums, dict):
-        raise ConfigError(f"the task returned {described(sums)}: {form}")
+        raise ConfigError(f"the task returned {described(sums)}: {_FORM}")
     if "loss" not in sums:
-        raise ConfigError(f"the task returned {', '.join(sums) or 'nothing'}, but no loss: {form}")
+        raise ConfigError(f"the task returned {', '.join(sums) or 'nothing'}, but no loss: {_FORM}")
     for name, pair in sums.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ConfigError(f"the task's {name} is {described(pair)}: {form}")
+            raise ConfigError(f"the task's {name} is {described(pair)}: {_FORM}")
         for value, what in zip(pair, ("sum", "count"), strict=True):
             if not isinstance(value, torch.Tensor) or value.dim():
-                cure = "add it up with .sum()" if isinstance(value, torch.Tensor) else ""
-                cure = cure or 'batch["mask"].sum() is the number of samples'
-                raise ConfigError(
-                    f"the {what} of the task's {name} is {described(value)}: {form}; {cure}"
-                )
+                raise _no_number(f"{what} of the task's {name}", value)
     if sums["loss"][1].requires_grad:
-        raise ConfigError(
-            "the count of the task's loss depends on the model: it requires a gradient, but the "
-            "gradient of a step is that of the sum, divided by the count of all ranks. A ratio of "
-            "two sums over a batch (Dice, Tversky, soft F1) or a count of learned weights would "
-            "train with another gradient than it has. Give a loss for each sample, such as its own "
-            "Dice: the sum of these and the number of samples; or detach() the count, if it is to "
-            "be taken as a constant"
-        )
+        raise ConfigError(_LEARNED_COUNT)
     return sums
+
+
+def _no_number(what: str, value: Any) -> ConfigError:
+    cure = "add it up with .sum()" if isinstance(value, torch.Tensor) else ""
+    cure = cure or 'batch["mask"].sum() is the number of samples'
+    return ConfigError(f"the {what} is {described(value)}: {_FORM}; {cure}")
+
+
+_FORM = 'a task returns {"loss": (sum, count), ...}, whose values are tensors of shape ()'
+_LEARNED_COUNT = (
+    "the count of the task's loss depends on the model: it requires a gradient, but the gradient "
+    "of a step is that of the sum, divided by the count of all ranks. A ratio of two sums over a "
+    "batch (Dice, Tversky, soft F1) or a count of learned weights would train with another "
+    "gradient than it has. Give a loss for each sample, such as its own Dice: the sum of these and "
+    "the number of samples; or detach() the count, if it is to be taken as a constant"
+)
 
 
 def derived(task: Task, means: dict[str, float]) -> dict[str, float]:
@@ -268,6 +274,11 @@ class TaskState:
 def name_of(task: Any) -> str:
     """Return what `_target_` calls the class of a task."""
     return f"{type(task).__module__}.{type(task).__qualname__}"
+
+
+def is_foreign(thing: Any) -> bool:
+    """Return whether a class of an object is neither Python's nor torch's nor ours."""
+    return not {kind.__module__.partition(".")[0] for kind in type(thing).__mro__} <= _LIBRARIES
 
 
 def in_default_dtype(x: torch.Tensor) -> torch.Tensor:

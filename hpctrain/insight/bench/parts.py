@@ -7,6 +7,7 @@ whole           steps as in the training, with the loader
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -18,14 +19,14 @@ import torch.distributed as dist
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig, PrecisionConfig
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.precision import default_dtype
-from hpctrain.engine.supervised.trainer import Trainer
+from hpctrain.engine.steps.feeds import Feed
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.speeds import synchronise
 from hpctrain.insight.estimates.hardware import Hardware
@@ -104,17 +105,13 @@ class Bench:
         found: dict[str, PartFigures] = {}
         with Stop() as stop, default_dtype(self.precision):
             trainer = self.build(stop)
-            batches = self._batches(trainer.loader)
-            try:
+            batches = self._batches(trainer.session.feed)
+            with trainer.session.closing(), closing(batches):
                 for part in parts:
                     found[part] = getattr(self, part)(trainer, batches)
-            finally:
-                batches.close()
-                for feed in (trainer.loader, *trainer.evaluations.values()):
-                    feed.close()
         return found
 
-    def _batches(self, loader: DevicePrefetcher) -> Batches:
+    def _batches(self, loader: Feed) -> Batches:
         """Yield batches for ever; a loader that ends begins anew."""
         while True:
             count = 0

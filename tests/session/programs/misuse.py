@@ -50,6 +50,7 @@ def names(session: hpctrain.Session) -> None:
             "session.steps()",
             "session.log({'loss': 1.0})",
             "session.log({'perf/loss': 1.0})",
+            "session.log({'train/epoch': 1.0})",
             "session.log({'train/loss': torch.ones(2)})",
             "session.log({'train/loss': 'low'})",
         ):

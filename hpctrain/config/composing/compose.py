@@ -46,6 +46,10 @@ def compose(argv: list[str]) -> Config | None:
     """
     store_schema()
     composed: list[DictConfig] = []
+
+    def keep(config: DictConfig) -> None:  # for a builtin Hydra would read the files of the stack
+        composed.append(config)
+
     is_run = not {"-m", "--multirun"} & {*argv}
     own_argv = sys.argv
     overrides, _ = words(argv)
@@ -56,7 +60,7 @@ def compose(argv: list[str]) -> Config | None:
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
         with our_launchers(), _composed_once(RunMode.RUN if is_run else RunMode.MULTIRUN):
-            hydra.main(str(conf_dir()), "config", "1.3")(composed.append)()
+            hydra.main(str(conf_dir()), "config", "1.3")(keep)()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error
     except ValueError as error:

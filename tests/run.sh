@@ -76,7 +76,7 @@ else
     # when the cluster tests have ended, a third process runs the tests of `later`, and those of
     # `parity` once more as on a CPU without vector instructions. Their output is shown afterwards.
     # make test-all has all layouts and four ranks there, too.
-    parity=(tests/parallel/test_{parity,pipeline,batch_norm,precision}.py
+    parity=(tests/parallel/test_{parity,batch_norm,precision}.py
         -k "(one_process or bounds) and not -4-")
     if ((${#all[@]})); then parity=(tests/parallel tests/models/test_fields.py -k one_process); fi
     later=(tests/config tests/data tests/data_prep tests/session tests/shards)

@@ -18,9 +18,9 @@ starts a new Python where such a variable differs (see `READ_AT_START`), for eve
 line, and for the options that a fork does not support. Tests of start-up, imports and installation
 use `subprocess`, so that they always get a new Python.
 
-A command that starts ranks itself (a sweep without a scheduler, torchrun) has a server of its own,
-which is a fork too. In such a command `subprocess.Popen` works like our `Popen`, so that the ranks
-are forks:
+A command that starts ranks itself (a sweep without a scheduler, torchrun), and a training, whose
+observer and monitor are processes, have a server of their own, which is a fork too. In such a
+command `subprocess.Popen` works like our `Popen`, so that what it starts are forks:
 
     test process ─► server ─fork─► `hpctrain -m …` ─► its server ─fork─► `hpctrain run …`
 """
@@ -74,14 +74,21 @@ OURS = {
             "hpctrain.engine.loop",
             "hpctrain.insight.preflight",
         ),
+        *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
+        *("hpctrain.models", "hpctrain.runs.summary", "hpctrain.tracking.page.links"),
+        *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
+        # What a training starts beside itself.
+        *("hpctrain.engine.faults.observer", "hpctrain.insight.monitor.process"),
     ),
     UPLOADING: ("hpctrain.tracking.uploading.upload",),
 }
 # READ_AT_START are the variables that Python, libc or one of these libraries reads at its start.
 # HANDED_OVER are the exceptions, which a fork can take over: `sys.path` is made from the first two,
-# and the others are read later, by the code that runs the ranks.
+# and the others are read later, by the code that runs the ranks. The last ones are those that a
+# training sets: what it starts beside itself compiles nothing.
 HANDED_OVER = (
     *("PYTHONPATH", "PYTHONSAFEPATH", "CUDA_VISIBLE_DEVICES", "TORCHELASTIC_", "TORCH_NCCL_"),
+    *("TORCH_FR_", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"),
 )
 READ_AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "GLIBC", "MALLOC_", "TZ", "OMP_", "OPENBLAS_", "MKL_"),
@@ -122,28 +129,30 @@ class Popen(subprocess.Popen):
         names = list(inspect.signature(_start_new_python).parameters)[1:]
         call = dict(zip(names, given, strict=True))
         env = {os.fsdecode(k): os.fsdecode(v) for k, v in (call["env"] or os.environ).items()}
-        if not _is_alike(call, env):
+        options, words = _split(call["args"])
+        if not (_is_alike(call, env) and _inner_has(words)):
             _start_new_python(self, *given)
             return
         pipes = [call[name] for name in ("p2cread", "c2pwrite", "errwrite")]
-        options, words = _split(call["args"])
-        ranks = _starts_ranks(words, env)
+        cwd = os.fsdecode(call["cwd"] or os.getcwd())
+        heavy = _starts_ranks(words, env) or _trains(words, cwd)
         request = {
             "options": options,
             "words": words,
-            "ranks": ranks,
+            "starts": heavy,
             "env": env,
-            "cwd": os.fsdecode(call["cwd"] or os.getcwd()),
+            "cwd": cwd,
             "umask": _umask() if call["umask"] == -1 else call["umask"],
             "session": call["start_new_session"],
             "group": call["process_group"],
             "parent": os.getpid(),
             # A signal that the parent ignores is ignored by a new process, too.
             "ignored": [n for n in SIGNALS if signal.getsignal(n) is signal.SIG_IGN],
+            "blocked": signal.pthread_sigmask(signal.SIG_BLOCK, ()),
         }
         streams = [usual if pipe == -1 else pipe for usual, pipe in enumerate(pipes)]
         with _lock:
-            libraries = HEAVY if ranks or _trains(words, request["cwd"]) else LIGHT
+            libraries = HEAVY if heavy else LIGHT
             libraries = UPLOADING if words[0] in UPLOADERS else libraries
             self.pid = _next_server(libraries).start(request, streams)
         self._child_created = self.forked = True
@@ -212,6 +221,11 @@ def _is_alike(call: Mapping[str, Any], env: Mapping[str, str]) -> bool:
     )
 
 
+def _inner_has(words: list[str]) -> bool:
+    """Return whether the server of this command, if it has one, has imported what these need."""
+    return _inner is None or words[0] not in UPLOADERS or _inner.uploads
+
+
 def _split(command: Any) -> tuple[list[str], list[str]]:
     """Split `python [-u] [-P] -m MODULE …` into its options and the words after `-m`.
 
@@ -257,8 +271,9 @@ def _trains(words: list[str], cwd: str) -> bool:
     module, *rest = words
     program = os.path.join(cwd, f"{module}.py")  # a program that a test has written
     if os.path.exists(program):
-        with open(program) as text:
-            return "\nimport torch\n" in text.read()
+        with open(program) as file:
+            text = f"\n{file.read()}"
+        return "\nimport torch\n" in text or "hpctrain.session(" in text
     values = [word for word in rest if "=" in word]
     return (
         module.startswith("torch.")
@@ -343,6 +358,7 @@ class _Inner(Server):
 
     def __init__(self, control: socket.socket, pid: int) -> None:
         self.control, self.pid = control, pid
+        self.uploads = "mlflow" in sys.modules
 
     def close(self) -> None:
         self.control.close()
@@ -352,7 +368,7 @@ class _Inner(Server):
 _ENVIRONMENT = dict(os.environ)
 _servers: dict[tuple[str, ...], list[Server]] = {LIGHT: [], HEAVY: [], UPLOADING: []}
 _commands = dict.fromkeys(_servers, 0)  # the number of commands so far, for each kind of servers
-_inner: Server | None = None
+_inner: _Inner | None = None
 _forks: weakref.WeakSet[Popen] = weakref.WeakSet()
 _lock = threading.RLock()
 
@@ -460,6 +476,7 @@ def _become(request: Mapping[str, Any], streams: list[int], between: int, ready:
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
     os.write(ready, HEAD.pack(os.getpid()))
     os.closerange(3, 1000)
 
@@ -537,7 +554,7 @@ def main() -> None:
     control.detach()
     while request is not None:
         work = request
-        request = _begin_inner() if work["ranks"] else None
+        request = _begin_inner() if work["starts"] else None
     words = work["words"]
     sys.argv = ["-m", *words[1:]]
     sys.orig_argv = [_PYTHON, *work["options"], "-m", *words]

@@ -11,20 +11,33 @@ loud() { printf '\n*** %s\n\n' "$*" >&2; }
 
 # The tests start hundreds of processes. Without bytecode files each would compile our modules anew.
 unset PYTHONDONTWRITEBYTECODE
-# One process does so for all, while the cluster starts.
+# One process does so for all what has changed, while the cluster starts; so does mypy its work.
 compiling=""
+said=""
+types=""
 if ! (($#)); then
-    "$bin/python" -m pytest --collect-only -qq >/dev/null 2>&1 &
-    compiling=$!
+    compiled=tests/__pycache__/compiled
+    set -m # each gets a process group, so that `stop` reaches all processes that it starts
+    if ! [[ -e $compiled ]] || [[ "$(dirname "$bin")/.test" -nt $compiled ]] ||
+        [[ $(find tests hpctrain data_prep -name '*.py' -newer "$compiled" -print -quit) ]]; then
+        mkdir -p tests/__pycache__
+        touch "$compiled.begun"
+        { "$bin/python" -m pytest --collect-only -qq && mv "$compiled.begun" "$compiled"; } \
+            >/dev/null 2>&1 &
+        compiling=$!
+    fi
+    said=$(mktemp -d)
+    make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
+    types=$!
+    set +m
 fi
 
 ours=false
 beside=""
-types=""
 stop() {
-    if [[ $compiling ]]; then kill "$compiling" 2>/dev/null || true; fi
-    for group in $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
+    for group in $compiling $beside $types; do kill -INT -- "-$group" 2>/dev/null || true; done
     if $ours; then slurm/dev-cluster down; fi
+    if [[ $said ]]; then rm -rf "$said"; fi
 }
 trap stop EXIT
 trap 'exit 130' INT # pytest ends itself on Ctrl-C, but bash would go on
@@ -59,22 +72,19 @@ if (($#)); then
     make --no-print-directory VENV="$(dirname "$bin")" types
     tests "$@" || failed=$?
 else
-    # The cluster tests mostly wait. mypy and the other tests run at the same time, in two processes,
-    # and when the cluster tests have ended, a third process runs the tests of `later`, and those of
+    # The cluster tests mostly wait. The other tests run at the same time, in two processes, and
+    # when the cluster tests have ended, a third process runs the tests of `later`, and those of
     # `parity` once more as on a CPU without vector instructions. Their output is shown afterwards.
     # make test-all has all layouts and four ranks there, too.
-    parity=(tests/parallel/test_{parity,pipeline,batch_norm,precision}.py
+    parity=(tests/parallel/test_{parity,batch_norm,precision}.py
         -k "(one_process or bounds) and not -4-")
     if ((${#all[@]})); then parity=(tests/parallel tests/models/test_fields.py -k one_process); fi
     later=(tests/config tests/data tests/data_prep tests/session tests/shards)
-    said=$(mktemp -d)
     mkdir "$said/shared"
     export HPCTRAIN_TESTS_SHARED=$said/shared # tests/conftest.py
     style=(-o console_output_style=classic) # without percentages, which would fill a wide log
     if [[ -t 1 ]]; then style+=(--color=yes); fi
-    set -m # each gets a process group, so that `stop` reaches all processes that it starts
-    make --no-print-directory VENV="$(dirname "$bin")" types >"$said/types" 2>&1 &
-    types=$!
+    set -m
     tests -m "not slurm" -n 2 --dist loadfile "${later[@]/#/--ignore=}" \
         --outcomes "$said/beside.json" "${style[@]}" \
         >"$said/beside" 2>&1 &
@@ -109,6 +119,5 @@ else
         ATEN_CPU_CAPABILITY=default "$bin/python" -m tests.second_try \
             "$said/parity.json=${codes[3]}" -- "${all[@]}" --timeout 900 || failed=$?
     fi
-    rm -r "$said"
 fi
 ((failed == 0))

@@ -1,6 +1,7 @@
 """What has left says so: each line of `hpctrain/gone.yaml`."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -64,21 +65,28 @@ def test_a_command_or_an_option(name: str, capsys: pytest.CaptureFixture[str]) -
     assert " ".join(table()[name]["instead"].split()) in " ".join(said.split())
 
 
+def frozen(path: Path, keys: dict[str, Any]) -> Path:
+    """Write a config of before with these keys."""
+    values = yaml.safe_load(OLD)
+    for name, value in keys.items():
+        *sections, last = name.split(".")
+        node = values
+        for section in sections:
+            node = node.setdefault(section, {})
+        node[last] = value
+    path.write_text(yaml.dump(values))
+    return path
+
+
+def test_a_frozen_config_of_before_with_what_was_usual(tmp_path: Path) -> None:
+    load(frozen(tmp_path / "config.yaml", KEYS))
+
+
 @pytest.mark.parametrize("name", KEYS)
 def test_a_frozen_config_of_before(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "config.yaml"
-    values = yaml.safe_load(OLD)
-    *sections, last = name.split(".")
-    node = values
-    for section in sections:
-        node = node.setdefault(section, {})
-    node[last] = KEYS[name]
-    path.write_text(yaml.dump(values))
-    load(path)
-    node[last] = "another"
-    path.write_text(yaml.dump(values))
+    path = frozen(tmp_path / "config.yaml", {name: "another"})
     said = f"{path}: {name}=another: {name} has left hpctrain: "
     if name.startswith(("launch.", "site.", "network.", "evaluation.")):
         load(path)

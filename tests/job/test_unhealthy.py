@@ -30,17 +30,18 @@ STEPS = 12  # an epoch has as many steps, so every sample is trained on once
 
 
 @pytest.fixture(scope="session")
-def broken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def broken(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits as float32 in several shards, with one NaN in one of the training samples."""
 
     def make(folder: Path) -> None:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        images = digits.images[:, None].astype("float32")
+        shards = [h5py.File(path) for path in sorted(digits.glob("*.h5"))]
+        images = np.concatenate([shard["image"][:] for shard in shards]).astype("float32")
         images[700, 0, 3, 4] = np.nan
         source = folder.with_suffix(".npz")
-        np.savez(source, image=images, label=digits.target)
+        labels = np.concatenate([shard["label"][:] for shard in shards])
+        np.savez(source, image=images, label=labels)
+        for shard in shards:
+            shard.close()
         command = ["arrays", str(source), str(folder), "--split", "train=0.8,val=0.2"]
         run_module("data_prep", *command, "--shard-size", "128KB")
 

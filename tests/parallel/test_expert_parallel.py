@@ -51,7 +51,6 @@ def cell(ranks: int, *keys: dict[str, Any], model: str = "moe") -> Cell:
 COVERING = [
     cell(1, PARTS, AGAIN),
     cell(2, PARTS),
-    cell(2, ZERO3, AGAIN),
     cell(2, EP),
     cell(2, ZERO3, EP, PARTS, AGAIN),
     cell(2, TP, PARTS, AGAIN),
@@ -59,6 +58,7 @@ COVERING = [
     cell(2, CP, EP),
 ]
 MORE = [
+    cell(2, ZERO3, AGAIN),
     cell(4, ZERO3, EP, PARTS, AGAIN),
     cell(4, HSDP, PARTS),
     cell(4, HSDP, EP),

@@ -123,8 +123,8 @@ def decided(health: Health, problem: str) -> str:
     return str(stopped.value)
 
 
-# `make test` tries one layout of each kind of group, and the slow tests all.
-BRIEF = ("single", "hsdp", "tp", "pp", "fp16")
+# `make test` tries one layout of each kind of group, and the slow tests all. That of fp16 shards.
+BRIEF = ("single", "tp", "pp", "fp16")
 
 
 @pytest.mark.parametrize("layout", either(BRIEF, [n for n in LAYOUTS if n not in BRIEF]))

@@ -122,7 +122,10 @@ def build(name: str, parallel: ParallelConfig, params: str) -> tuple[dict[str, A
 def test_equal_bit_by_bit(name: str, params: str) -> None:
     ((expected, _),) = run_ranks(build, 1, name, ParallelConfig(), params)
     assert any(value.abs().sum() > 0 for value in expected.values())
-    for ranks, parallel in ((2, ParallelConfig()), (2, SHARDED), (4, HYBRID)):
+    layouts = [(2, ParallelConfig()), (2, SHARDED)]
+    if name not in ("gpt2", "conv", "mlp"):  # which are made in the same way as the transformer
+        layouts.append((4, HYBRID))
+    for ranks, parallel in layouts:
         for values, tied in run_ranks(build, ranks, name, parallel, params):
             assert tied
             assert values.keys() == expected.keys()

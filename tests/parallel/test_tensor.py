@@ -39,10 +39,10 @@ COVERING = [
     cell("transformer", 2, {"train.accumulate": 2}),
     cell("gpt", 2, sp=False, loss=False),
     cell("untied", 2, {"train.activation_checkpointing": "selective"}, loss=False),
-    cell("transformer", 4),
     cell("uneven", 4, SHARD),
 ]
 MORE = [
+    cell("transformer", 4),
     cell("gpt", 4, SHARD | {"parallel.zero": 1}),
     cell("untied", 4, SHARD),
     *(

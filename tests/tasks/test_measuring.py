@@ -29,7 +29,7 @@ class Same(nn.Module):
 
 def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """Return a task with metrics of every kind of state, and all samples."""
-    import torchmetrics  # takes seconds
+    from tests.tasks.light import torchmetrics
 
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(ROWS, CLASSES, generator=draw)
@@ -61,7 +61,7 @@ def made(kind: str) -> tuple[Any, dict[str, torch.Tensor]]:
 
 def kept(more: Any = None) -> Any:
     """Return a metric with a list that is not joined."""
-    import torchmetrics
+    from tests.tasks.light import torchmetrics
 
     class Longest(torchmetrics.Metric):
         def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Texts(Classification):
 
 
 def test_lists_are_measured_and_anything_else_is_described() -> None:
-    import torchmetrics
+    from tests.tasks.light import torchmetrics
 
     class Seen(torchmetrics.Metric):
         def update(self, texts: list[str], boxes: list[Any]) -> None:
@@ -169,7 +169,6 @@ SLOW = {"one": Degrees(1), "two": Degrees(2), "two of tensor parallel": Degrees(
     ],
 )
 def test_metrics_are_those_of_one_process(degrees: Degrees, rows: list[int]) -> None:
-    # Importing torchmetrics takes seconds on each rank.
     for found in run_ranks(all_kinds, degrees.ranks, degrees, timeout=480):
         for kind, mine in zip(KINDS, found, strict=True):
             assert mine == pytest.approx(expected(kind, rows), rel=1e-5)
@@ -203,7 +202,7 @@ def refused(metrics: dict[str, Any], rows: int = ROWS) -> str:
 
 @pytest.mark.usefixtures("group_of_one")
 def test_metrics_that_do_not_fit() -> None:
-    import torchmetrics
+    from tests.tasks.light import torchmetrics
 
     given: dict[str, Any] = {"task": "multiclass", "num_classes": CLASSES}
     both = torchmetrics.MetricCollection([torchmetrics.F1Score(**given)])

@@ -47,6 +47,10 @@ def compose(argv: list[str]) -> Config | None:
     """
     store_schema()
     composed: list[DictConfig] = []
+
+    def keep(config: DictConfig) -> None:  # for a builtin Hydra would read the files of the stack
+        composed.append(config)
+
     own_argv = sys.argv
     overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
@@ -56,7 +60,7 @@ def compose(argv: list[str]) -> Config | None:
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
         with our_launchers():
-            hydra.main(str(conf_dir()), "config", "1.3")(composed.append)()
+            hydra.main(str(conf_dir()), "config", "1.3")(keep)()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if told := _told(error):
             raise told from error

@@ -24,7 +24,8 @@ def test_a_program_goes_on_when_it_is_started_again(
 ) -> None:
     given = (*runs_of_own.common(digits, tmp_path), *SHORT)
     code = 143 if ranks == 1 else 1
-    done = script(ranks, "plain", *given, code=code, DISTURB="SIGTERM,9,0")
+    (tmp_path / "SIGTERM-9-0").touch()
+    done = script(ranks, "plain", *given, code=code)
     assert "the session" not in done.stdout, "what follows the loop belongs to its end"
     (run,) = runs(tmp_path)
     assert run_json(run)["state"] == "interrupted"
@@ -59,11 +60,11 @@ def test_the_ranks_of_a_job_open_a_session(
 ) -> None:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
-    import in_a_job
+    import plain
 
     given = (*runs_of_own.common(digits, tmp_path / "runs"), *SHORT)
     place = [f"output_dir={tmp_path}/jobs", "launch.snapshot=off"]
-    job = hpctrain.submit_function(in_a_job.ranks, *given, tasks_per_node=2, overrides=place)
+    job = hpctrain.submit_function(plain.learn, *given, tasks_per_node=2, overrides=place)
     losses = job.results()
     run = only_run(tmp_path)
     assert losses == [journal_metrics(run)["train/loss", 20]] * 2

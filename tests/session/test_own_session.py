@@ -1,5 +1,6 @@
 """A session in a program of one's own, and what the commands say about a loop of one's own."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -97,6 +98,12 @@ def test_commands_know_a_loop_of_ones_own(gan: Path, says: Callable[..., str]) -
     assert "1 finished" in status
     assert "20/20" in status
     assert "d_loss" in says("logs", str(gan))
+    live = json.loads(says("status", "--live", str(gan), "--once", "--json"))
+    assert (live["state"], live["step"], "train/g_loss" in live["metrics"]) == (
+        "finished",
+        20,
+        True,
+    )
     assert "The run is finished after 20 steps" in says("report", str(gan))
     assert "train/g_loss" in says("report", str(gan), "--json")
     assert "step-00000015  (the run is finished; one is newer)" in says("gc", str(gan.parent))

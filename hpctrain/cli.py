@@ -53,7 +53,7 @@ FORMS = {
     "resume": {"--branch": "hpctrain.results.commands.branch"},
     "predict": {"--prompt": "hpctrain.results.commands.generate"},
     "report": {"--plot": "hpctrain.insight.report.plot_command"},
-    "doctor": {"--env": "hpctrain.cluster.ranks.report"},
+    "doctor": {"--env": "hpctrain.insight.doctor.environment"},
 }
 # Ranks of a job, which ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
 _RANKS = ("run", "work", "call")

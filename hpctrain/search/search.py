@@ -41,8 +41,7 @@ from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import notes
-from hpctrain.launch.sweeps.budget import check_budget
+from hpctrain.launch.sweeps.before_queueing import check_budget, notes
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot

@@ -24,7 +24,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import plan
 from hpctrain.launch.entry import Entry, Status, set_states
-from hpctrain.launch.sweeps.budget import check_budget
+from hpctrain.launch.sweeps.before_queueing import check_budget
 from hpctrain.launch.sweeps.sweep import name_apart
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir

@@ -1,15 +1,18 @@
 """Start a loop of one's own as users do, and compare what two runs have left."""
 
+import sqlite3
 import warnings
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 
+import hpctrain
 from hpctrain.runs.checkpoints.manifest import checkpoints
-from tests.conftest import Completed, hpctrain_on, run_module
+from tests.conftest import Completed, hpctrain_on, journal_metrics, run_module
 
 PROGRAMS = Path(__file__).parent / "programs"
 Started = Callable[..., Completed]
@@ -65,3 +68,17 @@ def check_same_bits(one: Path, other: Path) -> None:
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]
     assert not different
+
+
+def check_metrics(run: Path, store: Path, expected: Path) -> None:
+    """Check that a run has each metric of another one once, in its journal and in its store.
+
+    Times may differ.
+    """
+    points = sorted((*key, value) for key, value in journal_metrics(expected).items())
+    table = hpctrain.load_run(run).metrics[["key", "step", "value"]]
+    rows = table[~table["key"].str.startswith("perf/")].itertuples(index=False)
+    assert sorted(map(tuple, rows)) == points
+    asked = "SELECT key, step, value FROM metrics WHERE key LIKE 'train/%' OR key LIKE 'val/%'"
+    with closing(sqlite3.connect(store)) as connection:
+        assert sorted(connection.execute(asked).fetchall()) == points

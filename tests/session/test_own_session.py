@@ -1,5 +1,6 @@
 """A session in a program of one's own, and what the commands say about a loop of one's own."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +25,8 @@ def test_a_program_goes_on_when_it_is_started_again(
 ) -> None:
     given = (*runs_of_own.common(digits, tmp_path), *SHORT)
     code = 143 if ranks == 1 else 1
-    done = script(ranks, "plain", *given, code=code, DISTURB="SIGTERM,9,0")
+    (tmp_path / "SIGTERM-9-0").touch()
+    done = script(ranks, "plain", *given, code=code)
     assert "the session" not in done.stdout, "what follows the loop belongs to its end"
     (run,) = runs(tmp_path)
     assert run_json(run)["state"] == "interrupted"
@@ -59,11 +61,11 @@ def test_the_ranks_of_a_job_open_a_session(
 ) -> None:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     monkeypatch.setenv("PYTHONPATH", str(PROGRAMS))
-    import in_a_job
+    import plain
 
     given = (*runs_of_own.common(digits, tmp_path / "runs"), *SHORT)
     place = [f"output_dir={tmp_path}/jobs", "launch.snapshot=off"]
-    job = hpctrain.submit_function(in_a_job.ranks, *given, tasks_per_node=2, overrides=place)
+    job = hpctrain.submit_function(plain.learn, *given, tasks_per_node=2, overrides=place)
     losses = job.results()
     run = only_run(tmp_path)
     assert losses == [journal_metrics(run)["train/loss", 20]] * 2
@@ -96,6 +98,12 @@ def test_commands_know_a_loop_of_ones_own(gan: Path, says: Callable[..., str]) -
     assert "1 finished" in status
     assert "20/20" in status
     assert "d_loss" in says("logs", str(gan))
+    live = json.loads(says("status", "--live", str(gan), "--once", "--json"))
+    assert (live["state"], live["step"], "train/g_loss" in live["metrics"]) == (
+        "finished",
+        20,
+        True,
+    )
     assert "The run is finished after 20 steps" in says("report", str(gan))
     assert "train/g_loss" in says("report", str(gan), "--json")
     assert "step-00000015  (the run is finished; one is newer)" in says("gc", str(gan.parent))

@@ -13,7 +13,6 @@ from hpctrain.base.files.record import convert
 from hpctrain.base.forks import JOB_SIGNALS, run
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.slurm import partition_limit, requeue
-from hpctrain.cluster.slurm.allocations import allocations
 from hpctrain.cluster.slurm.queue import (
     Ended,
     Job,
@@ -36,6 +35,7 @@ from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
 from hpctrain.insight.doctor.checks.scheduler import checked
+from hpctrain.insight.report.account.allocations import allocations
 from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.runs.state.shared_job import job_of
 
@@ -113,7 +113,9 @@ def test_nodes_with_gpus_of_a_type_are_counted(
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     config = Config()
     config.launch.gpus_per_node, config.site.gpu_type = count, kind
-    assert nodes_that_fit(config.launch, config.site) == {"batch": fitting}
+    for mem_gb, found in ((15.625, fitting), (15.7, 0)):  # 16,000 of Slurm's MB are 15.625 GiB
+        config.launch.mem_gb = mem_gb
+        assert nodes_that_fit(config.launch, config.site) == {"batch": found}
 
 
 @pytest.mark.parametrize(

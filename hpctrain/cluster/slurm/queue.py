@@ -13,6 +13,7 @@ import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -252,6 +253,14 @@ def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:
     """
     row = re.compile(r"\|".join(f"({field})" for field in fields))
     return [match.groups() for line in answer.splitlines() if (match := row.fullmatch(line))]
+
+
+def since_epoch(text: str) -> float | None:
+    """Return Slurm's local time in seconds since the epoch; None for a word such as `Unknown`."""
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
 
 
 def version(answer: str) -> str:

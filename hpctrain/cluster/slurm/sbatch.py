@@ -188,7 +188,8 @@ def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | N
         if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
             gpus = sum(map(int, re.findall(rf"\bgpu{kind}:(\d+)", devices, re.I)))
             fits = int(has_cpus.rstrip("+")) >= cpus and gpus >= launch.gpus_per_node
-            fits &= int(has_mb.rstrip("+")) >= 1000 * (launch.mem_gb or 0)  # sbatch is exact
+            # Slurm's MB are MiB, also those of RealMemory.
+            fits &= int(has_mb.rstrip("+")) >= 1024 * (launch.mem_gb or 0)
             partition = name.rstrip("*")
             fitting[partition] = fitting.get(partition, 0) + fits
     return fitting or None

@@ -1,15 +1,17 @@
 """What is found before the runs of a sweep are queued.
 
-Notes stop nothing; a cluster that would not run the jobs does.
+Notes stop nothing; a cluster that would not run the jobs does, and more hours than the budget.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.base.extensions import offered
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError
+from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
+from hpctrain.errors import ConfigError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
@@ -55,3 +57,30 @@ def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> Non
             checked.update(requests)  # the other requests would take as long
             return
         say(f"{runs(len(group))} like {group[0].run.name}: {start}")
+
+
+def check_budget(jobs: Collection[tuple[Config, int]]) -> None:
+    """Raise a ConfigError if so many jobs of these valid configs exceed `budget_gpu_hours`.
+
+    A job counts with its time limit.
+    """
+    budgets = [config.launch.budget_gpu_hours for config, _ in jobs]
+    budget = min((each for each in budgets if each is not None), default=None)
+    if budget is None:
+        return
+    hours = sum(count * _most_hours(config.launch, config.site) for config, count in jobs)
+    if hours <= budget:
+        return
+    gpus = any(config.launch.gpus_per_node for config, _ in jobs)
+    raise ConfigError(
+        f"launch.budget_gpu_hours={budget:g}: by their time limits the jobs may take {hours:.4g} "
+        f"{'GPU-hours' if gpus else 'rank-hours (no GPUs)'}, so nothing was queued; give fewer "
+        "runs, a shorter launch.time_min, or a larger budget"
+    )
+
+
+def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:
+    """Return what a run takes if each job of its chain lasts as long as it may."""
+    per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
+    nodes = launch.node_numbers[-1] + launch.spares
+    return launch.limit_min / 60 * nodes * per_node * road(site, launch.chain).jobs

@@ -24,8 +24,7 @@ from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.freeze import freeze, restore_config
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import check_room
-from hpctrain.launch.sweeps.budget import check_budget
+from hpctrain.launch.sweeps.before_queueing import check_budget, check_room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.runs import sweep_overrides, trust

@@ -25,7 +25,7 @@ from pathlib import Path
 from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.processes.causes import ANOTHER_RANK, cause_of, named, one_line
 from hpctrain.base.units import duration
-from hpctrain.cluster.slurm.allocations import since_epoch
+from hpctrain.cluster.slurm.queue import since_epoch
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.state.facts import Facts, gather
 

@@ -8,7 +8,7 @@ from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
 from hpctrain import __version__
-from hpctrain.cluster.ranks.report import installed_version
+from hpctrain.insight.doctor.environment import installed_version
 from hpctrain.insight.doctor.finding import Finding, good
 from hpctrain.runs.code.provenance import packages
 

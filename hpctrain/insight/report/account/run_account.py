@@ -15,10 +15,10 @@ from typing import Any
 
 from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.units import GIB
-from hpctrain.cluster.slurm.allocations import Allocation, allocations
 from hpctrain.config.frozen import values_of
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import hardware
+from hpctrain.insight.report.account.allocations import Allocation, allocations
 from hpctrain.insight.report.account.history import History
 from hpctrain.insight.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
 from hpctrain.insight.report.account.usage import Usage

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hpctrain.base.names.run_record import AttemptRecord
-from hpctrain.cluster.slurm.allocations import Allocation
+from hpctrain.insight.report.account.allocations import Allocation
 from hpctrain.insight.report.account.history import History, TimeRecord
 
 PARTS = {  # with their titles

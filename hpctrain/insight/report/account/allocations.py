@@ -7,9 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
 
-from hpctrain.cluster.slurm.queue import ask, rows
+from hpctrain.cluster.slurm.queue import ask, rows, since_epoch
 
 _FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes", "AllocTRES")
 _AT_ONCE = 500  # job ids of one call of sacct
@@ -51,11 +50,3 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
                 one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
                 found[job].append(one)
     return {job: sorted({*each}, key=lambda one: one.submitted) for job, each in found.items()}
-
-
-def since_epoch(text: str) -> float | None:
-    """Return Slurm's local time in seconds since the epoch; None for a word such as `Unknown`."""
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None

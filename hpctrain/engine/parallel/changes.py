@@ -24,8 +24,8 @@ from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Values, place
-from hpctrain.engine.parallel.reducing.expert_loads import Loads, compute_eagerly
-from hpctrain.engine.parallel.setup import BuiltStage, Setup
+from hpctrain.engine.parallel.recipe import BuiltStage, Setup
+from hpctrain.engine.parallel.reducing.expert_loads import compute_eagerly
 from hpctrain.engine.parallel.wrappers.fsdp import shard
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.errors import ConfigError
@@ -57,7 +57,8 @@ def change(
             setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if train.lora.quantize:
         release(model, storage)
-    place(model, values, storage, mesh.stage_group)
+    if values == "built":
+        place(model, storage, mesh.stage_group)
     if degrees.tp > 1:
         _check_compile(setup)
         divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)
@@ -90,7 +91,7 @@ def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
             *(schedule, " + ".join(map(str, first.counts)), setup.accumulate),
             100 * bubble(schedule, pp, setup.accumulate),
         )
-    made = PipelineModel(
+    return PipelineModel(
         [stage.module for stage in stages],
         *(mesh, setup.precision, setup.accumulate),
         schedule=schedule,
@@ -98,8 +99,6 @@ def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
         seed=setup.training.seed,
         divided_loss=setup.divided_loss,
     )
-    made.loads = Loads(made.module, first.loads)
-    return made
 
 
 def _blocks(setup: Setup, model: nn.Module) -> list[str]:

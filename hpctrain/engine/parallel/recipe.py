@@ -4,31 +4,107 @@
     change:          plan ── cut ── tp ── cp ── ep ── float8 ── checkpointing ── compile ── shard
     then wrap:       ParallelModel, DDPModel, LocalSGDModel, FSDPModel or PipelineModel
 
-A model without a pipeline is one stage. What only some layouts need is imported for them alone.
+A model without a pipeline is one stage. What only some layouts or models need is imported for them
+alone.
 """
 
 import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
-from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
 from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import (
     Setting,
     cast_parameters,
     check_layers,
     freeze,
     prepare_modes,
+    with_adapters,
 )
-from hpctrain.engine.parallel.reducing.expert_loads import load_sizes
-from hpctrain.engine.parallel.setup import BuiltStage, Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained, beside its layout and its formats.
+
+    Attributes:
+        seed: What initial values are drawn from.
+        accumulate: The micro-batches of this rank.
+        norm: The kind of the model's norm, if its config names one, for an advice.
+        may_sync: Returns whether `train.sync_batchnorm` is possible, for an advice.
+        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
+        arguments: Those of the model that the task's inputs after the first are for; none if the
+            task says nothing.
+        says: Whether rank 0 says what to know about a training. A model may only evaluate.
+        ours: Whether our loop trains it. One in a loop of the user's may have no blocks, and need
+            not be trained.
+    """
+
+    train: TrainConfig
+    optimizer: OptimizerConfig
+    seed: int = 0
+    accumulate: int = 1
+    norm: Any = None
+    may_sync: Callable[[], bool] = bool
+    loss_parallel: bool = False
+    arguments: Sequence[str] = ()
+    says: bool = True
+    ours: bool = True
+
+
+class Setup:
+    """What the config decides.
+
+    Attributes:
+        whole: Whether each rank has all parameters and gradients.
+        changes: Whether modules are divided, or compute in another way.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        parallel: ParallelConfig,
+        mesh: Mesh,
+        precision: Precision,
+        training: Training,
+    ) -> None:
+        self.training, self.train, self.accumulate = training, training.train, training.accumulate
+        self.parallel, self.mesh, self.precision = parallel, mesh, precision
+        self.build, degrees, train = build, mesh.degrees, training.train
+        if train.lora.patterns:
+            self.build = lambda: with_adapters(build(), train.lora)
+        self.divided_loss = training.loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
+        self.whole = not divided
+        computes = train.activation_checkpointing != "none" or train.compile != "off"
+        computes |= bool(train.lora.quantize) or precision.compute == "fp8"
+        self.changes = divided or computes
+
+
+class BuiltStage(NamedTuple):
+    """A model that is ready to be wrapped, or one stage of it.
+
+    `counts` are the stages' blocks, and `loads` the numbers of experts of the modules that have
+    some; these, the settings and the summary are those of the whole model.
+    """
+
+    module: nn.Module
+    inputs: list[str]
+    counts: list[int]
+    loads: dict[str, int]
+    settings: dict[str, Setting]
+    summary: ModelSummary
 
 
 def parallelize(
@@ -40,15 +116,24 @@ def parallelize(
     gets the values of rank 0.
     """
     setup = Setup(build, parallel, mesh, precision, training)
-    if (pp := mesh.degrees.pp) > 1:
+    stage = _stage(setup, mesh.pp_rank, first=True)
+    if mesh.degrees.pp > 1:
         from hpctrain.engine.parallel.changes import pipeline
         from hpctrain.engine.parallel.dividing.stages import numbers_of
 
-        numbers = numbers_of(parallel.pipeline.schedule, pp, mesh.pp_rank)
-        stages = [_stage(setup, number, first=i == 0) for i, number in enumerate(numbers)]
-        return stages[0].known(pipeline(setup, stages))
-    stage = _stage(setup, 0, first=True)
-    return stage.known(_wrapped(setup, stage.module))
+        _, *others = numbers_of(parallel.pipeline.schedule, mesh.degrees.pp, mesh.pp_rank)
+        wrapped: ParallelModel = pipeline(
+            setup, [stage, *(_stage(setup, number, first=False) for number in others)]
+        )
+    else:
+        wrapped = _wrapped(setup, stage.module)
+    wrapped.settings, wrapped.summary = stage.settings, stage.summary
+    if stage.loads:
+        from hpctrain.engine.parallel.reducing.expert_loads import Loads
+
+        whole = stage.module if mesh.degrees.pp == 1 else wrapped.module
+        wrapped.loads = Loads(whole, stage.loads)
+    return wrapped
 
 
 def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
@@ -65,22 +150,26 @@ def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
     check_layers(model)
     cast_parameters(model, setup.precision.params)
     prepare_modes(model, says=first)
-    if first:
+    modules = dict(model.named_modules())
+    if first and any(isinstance(module, _NormBase) for module in modules.values()):
+        from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
+
         advice = setup.accumulate, training.norm, training.may_sync
         prepare_batch_norms(model, mesh, train, *advice, trains=training.says)
     chosen: dict[str, Setting] = {}
     if training.ours:
         chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)
-    summary = ModelSummary.of(model, parallel.blocks)
-    inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
+    summary = ModelSummary.of(model)
+    inputs = list(inspect.signature(model.forward).parameters)
+    loads = {n: vars(m)["experts"] for n, m in modules.items() if hasattr(m, "take_loads")}
     check_arguments(inputs, training.arguments)
     counts: list[int] = []
     if setup.changes:
         from hpctrain.engine.parallel.changes import change
 
         counts = change(setup, model, number, values, storage)
-    else:
-        place(model, values, storage, mesh.stage_group)
+    elif values == "built":
+        place(model, storage, mesh.stage_group)
     fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
     return BuiltStage(model, inputs, counts, loads, chosen, summary)
 

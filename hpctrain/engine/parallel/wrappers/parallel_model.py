@@ -22,14 +22,14 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import Setting
-from hpctrain.engine.parallel.reducing.expert_loads import Loads
 from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
 from hpctrain.engine.tasks.task import Task, checked
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpctrain.engine.parallel.reducing.expert_loads import Loads
     from hpctrain.engine.parallel.reducing.unused import Unused
 
 
@@ -45,6 +45,7 @@ class ParallelModel:
     Attributes:
         settings: What the config says about parameters, by name; empty if it says nothing.
         summary: The summary of the whole model; None if it was not made by the recipe.
+        loads: The loads of its experts; None if it has none.
         unused: What lets the optimizer leave out the parameters that no rank has used in a step,
             where this needs to be told; None elsewhere.
     """
@@ -67,7 +68,7 @@ class ParallelModel:
         self._divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
-        self.loads = Loads(module)
+        self.loads: Loads | None = None
         self.unused: Unused | None = None
         self._loss: Callable[[], AbstractContextManager[object]] = nullcontext
         if divided_loss:
@@ -82,7 +83,8 @@ class ParallelModel:
         the names of the task's sums, and for each of them this rank's sum and count.
         """
         rows = batch["mask"].shape[0] // self.mesh.weight  # all ranks divide by the same number
-        self.loads.start()
+        if self.loads is not None:
+            self.loads.start()
         parts = []
         for micro, last in split(wide_batch(batch), self.accumulate):
             with self._reduced(last), self._loss():

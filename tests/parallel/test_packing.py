@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain.engine.checkpoint.starting_point import plain_name, start_from
+from hpctrain.engine.checkpoint.saved_state import plain_name
+from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.layers import quantized
 from hpctrain.engine.layers.lora import adapted, is_adapter

@@ -30,19 +30,22 @@ from torch.distributed.checkpoint.state_dict import (
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
-from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerModes, OptimizerState
 from hpctrain.engine.checkpoint.saved_state import (
+    FiniteValues,
     StateSizes,
     Tensors,
     bytes_of,
+    joined,
+    module_state,
+    plain_name,
     random_states,
 )
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
-from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
+from hpctrain.engine.checkpoint.starting_point import names_of_base
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

@@ -13,8 +13,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.engine.checkpoint.tensor_reader import module_state
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import dtype_name, local
 from hpctrain.engine.layers.lora import adapted, is_adapter
@@ -200,11 +200,3 @@ def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def _first_names(module: nn.Module) -> dict[str, str]:
     """Return the first name of parameters that several modules share, by their others."""
     return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}
-
-
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
-
-
-def plain_name(name: str) -> str:
-    """Return the name in the plain model, without what DDP, the compiler and others add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -151,19 +151,6 @@ def _divided(
     return [*shared], [item for item in items if item not in shared]
 
 
-def module_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a model's state dict that torch's modules save and load by themselves.
-
-    Some models add what describes them: neuraloperator's have their arguments, which may be
-    functions. The config builds the model anew, and nothing of it is needed.
-    """
-    return {
-        name: value
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) or name.endswith("_extra_state")
-    }
-
-
 def misfit(
     saved: Mapping[str, Any], state: Mapping[str, Any], part: str, *, divided: bool = False
 ) -> str:

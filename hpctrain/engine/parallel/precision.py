@@ -99,8 +99,9 @@ class Precision:
         If the loss, the sum over all ranks, is not finite, the scale is not the cause and does not
         change. The norm is that of the global gradient.
         """
-        if self.compute != "fp16":
-            return True
+        return self.compute != "fp16" or self._fits(loss, norm)
+
+    def _fits(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
         if not math.isfinite(loss):
             return False
         if not math.isfinite(norm):

@@ -117,16 +117,7 @@ def parallelize(
     """
     setup = Setup(build, parallel, mesh, precision, training)
     stage = _stage(setup, mesh.pp_rank, first=True)
-    if mesh.degrees.pp > 1:
-        from hpctrain.engine.parallel.changes import pipeline
-        from hpctrain.engine.parallel.dividing.stages import numbers_of
-
-        _, *others = numbers_of(parallel.pipeline.schedule, mesh.degrees.pp, mesh.pp_rank)
-        wrapped: ParallelModel = pipeline(
-            setup, [stage, *(_stage(setup, number, first=False) for number in others)]
-        )
-    else:
-        wrapped = _wrapped(setup, stage.module)
+    wrapped = _wrapped(setup, stage) if mesh.degrees.pp == 1 else _pipeline(setup, stage)
     wrapped.settings, wrapped.summary = stage.settings, stage.summary
     if stage.loads:
         from hpctrain.engine.parallel.reducing.expert_loads import Loads
@@ -174,8 +165,19 @@ def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
     return BuiltStage(model, inputs, counts, loads, chosen, summary)
 
 
-def _wrapped(setup: Setup, module: nn.Module) -> ParallelModel:
+def _pipeline(setup: Setup, first: BuiltStage) -> ParallelModel:
+    """Return the stages of this rank with their schedule."""
+    from hpctrain.engine.parallel.changes import pipeline
+    from hpctrain.engine.parallel.dividing.stages import numbers_of
+
+    mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
+    _, *others = numbers_of(schedule, mesh.degrees.pp, mesh.pp_rank)
+    return pipeline(setup, [first, *(_stage(setup, n, first=False) for n in others)])
+
+
+def _wrapped(setup: Setup, stage: BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
+    module = stage.module
     held = module, setup.mesh, setup.precision, setup.accumulate
     alone = setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):

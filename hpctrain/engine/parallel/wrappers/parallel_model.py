@@ -33,6 +33,13 @@ if TYPE_CHECKING:
     from hpctrain.engine.parallel.reducing.unused import Unused
 
 
+_NO_GRADIENT = (
+    "the sum of the task's loss has no gradient: it does not depend on a parameter that is "
+    "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all parameters "
+    "frozen?"
+)
+
+
 class ParallelModel:
     """A model, the mesh that it is spread over, and its precision.
 
@@ -90,7 +97,8 @@ class ParallelModel:
             with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = checked(task(self.module, micro))
-                _check_gradient(sums["loss"][0])
+                if not sums["loss"][0].requires_grad:
+                    raise ConfigError(_NO_GRADIENT)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
@@ -128,14 +136,7 @@ class ParallelModel:
             if own:
                 torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
             return length
-        norm = factor * total
-        if clip_norm is not None:
-            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
-            same = [g for g in own if g.device == device]
-            here = factor.to(device, same[0].dtype.to_real())
-            torch._foreach_mul_(same, here)
-        return norm
+        return _scaled_on_gpu(own, factor, total, clip_norm)
 
     def begin_step(self) -> None:
         """Begin a step of a loop that calls `module` and `backward` itself; see `own_loop`."""
@@ -204,6 +205,18 @@ class ParallelModel:
         return nullcontext()
 
 
+def _scaled_on_gpu(
+    own: list[torch.Tensor], factor: torch.Tensor, total: torch.Tensor, clip_norm: float | None
+) -> torch.Tensor:
+    norm = factor * total
+    if clip_norm is not None:
+        factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
+        same = [g for g in own if g.device == device]
+        torch._foreach_mul_(same, factor.to(device, same[0].dtype.to_real()))
+    return norm
+
+
 def _global_norm(gradients: list[torch.Tensor], mesh: Mesh, *, divided: bool) -> torch.Tensor:
     """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
 
@@ -239,15 +252,6 @@ def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
             count //= 1 if placement.is_replicate() else size
     return count
-
-
-def _check_gradient(loss: torch.Tensor) -> None:
-    if not loss.requires_grad:
-        raise ConfigError(
-            "the sum of the task's loss has no gradient: it does not depend on a parameter that is "
-            "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all "
-            "parameters frozen?"
-        )
 
 
 def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

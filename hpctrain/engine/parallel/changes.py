@@ -76,29 +76,20 @@ def change(
         for module in [model] if train.compile == "model" else blocks:
             module.compile()
     if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
-        compiled = train.compile != "off"
-        shard(model, blocks, mesh, setup.precision, parallel, experts, compiled=compiled)
+        shard(model, blocks, setup, experts)
     return counts
 
 
 def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
     """Return the stages of this rank with their schedule."""
-    schedule, mesh, pp = setup.parallel.pipeline.schedule, setup.mesh, setup.mesh.degrees.pp
-    first = stages[0]
+    schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
     if dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
-            *(schedule, " + ".join(map(str, first.counts)), setup.accumulate),
+            *(schedule, " + ".join(map(str, stages[0].counts)), setup.accumulate),
             100 * bubble(schedule, pp, setup.accumulate),
         )
-    return PipelineModel(
-        [stage.module for stage in stages],
-        *(mesh, setup.precision, setup.accumulate),
-        schedule=schedule,
-        inputs=first.inputs,
-        seed=setup.training.seed,
-        divided_loss=setup.divided_loss,
-    )
+    return PipelineModel([stage.module for stage in stages], stages[0].inputs, setup)
 
 
 def _blocks(setup: Setup, model: nn.Module) -> list[str]:

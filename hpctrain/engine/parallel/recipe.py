@@ -177,16 +177,20 @@ def _pipeline(setup: Setup, first: BuiltStage) -> ParallelModel:
 
 def _wrapped(setup: Setup, stage: BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
-    module = stage.module
-    held = module, setup.mesh, setup.precision, setup.accumulate
-    alone = setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
+    module, alone = stage.module, setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):
+        held = module, setup.mesh, setup.precision, setup.accumulate
         return ParallelModel(*held, divided_loss=setup.divided_loss)
+    return _of_ranks(setup, module)
+
+
+def _of_ranks(setup: Setup, module: nn.Module) -> ParallelModel:
+    """Return the wrapper of a model whose gradients several ranks have."""
     if not setup.whole:
         from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 
-        return FSDPModel(*held, setup.parallel, divided_loss=setup.divided_loss)
+        return FSDPModel(module, setup)
     from hpctrain.engine.parallel.wrappers.ddp import DDPModel, LocalSGDModel
 
     replicas = DDPModel if setup.train.local_sgd.every is None else LocalSGDModel
-    return replicas(*held, setup.parallel, setup.train)
+    return replicas(module, setup)

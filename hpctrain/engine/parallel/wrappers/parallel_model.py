@@ -72,7 +72,10 @@ class ParallelModel:
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
-        self._divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        # For each parameter; none if this rank has the whole model.
+        divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        parts = self.parameters if divided or mesh.degrees.pp > 1 else ()
+        self._copies = [_copies(parameter, mesh) for parameter in parts]
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
         self.loads: Loads | None = None
@@ -119,24 +122,49 @@ class ParallelModel:
         """Return a context whose evaluations leave nothing that later passes depend on."""
         return nullcontext()
 
+    @torch.no_grad()
     def scale_gradients(self, factor: Number, clip_norm: float | None) -> Number:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 
         Returns the norm before clipping, the same on all ranks: a float on a CPU.
         """
-        gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
-        own = [local(g) for g in gradients] if self._divided else gradients
-        total = _global_norm(gradients, self.mesh, divided=self._divided)
-        if not isinstance(factor, torch.Tensor) or factor.is_cpu:
-            # As below, to the last bit: torch divides a number by a tensor so.
-            value = float(factor)
-            length = value * total.item()
-            if clip_norm is not None:
-                value *= min(1 / (length + 1e-6) * clip_norm, 1.0)
-            if own:
-                torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
-            return length
-        return _scaled_on_gpu(own, factor, total, clip_norm)
+        own = [gradient for p in self.parameters if (gradient := p.grad) is not None]
+        if self._copies:
+            own = [local(gradient) for gradient in own]
+            total = self._norm_of_parts(own)
+        elif own:
+            # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
+            total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
+        else:
+            total = torch.zeros((), device=self.mesh.device)
+        if isinstance(factor, torch.Tensor) and not factor.is_cpu:
+            return _scaled_on_gpu(own, factor, total, clip_norm)
+        # As there, to the last bit: torch divides a number by a tensor so.
+        value = float(factor)
+        length = value * total.item()
+        if clip_norm is not None:
+            value *= min(1 / (length + 1e-6) * clip_norm, 1.0)
+        if own:
+            torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
+        return length
+
+    def _norm_of_parts(self, own: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the L2 norm of the gradients of the whole model, of which `own` are this rank's.
+
+        Every rank adds its part of the squares, divided by the number of ranks that add the same.
+        """
+        counts = [
+            n for n, p in zip(self._copies, self.parameters, strict=True) if p.grad is not None
+        ]
+        alike: dict[int, list[torch.Tensor]] = {}
+        for count, part in zip(counts, own, strict=True):
+            alike.setdefault(count, []).append(part)
+        squares = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
+        for count, parts in alike.items():
+            norm = torch.nn.utils.get_total_norm(parts)
+            squares += (norm.double() ** 2 / count).to(self.mesh.device)
+        self.mesh.add(squares)
+        return squares.sqrt()
 
     def begin_step(self) -> None:
         """Begin a step of a loop that calls `module` and `backward` itself; see `own_loop`."""
@@ -217,36 +245,8 @@ def _scaled_on_gpu(
     return norm
 
 
-def _global_norm(gradients: list[torch.Tensor], mesh: Mesh, *, divided: bool) -> torch.Tensor:
-    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
-
-    `divided` says whether some may be DTensors.
-    """
-    divided = divided and any(isinstance(g, DTensor) for g in gradients)
-    if mesh.degrees.pp == 1 and not divided:
-        if not gradients:
-            return torch.zeros((), device=mesh.device)
-        # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm
-    return _norm_of_parts(gradients, mesh)
-
-
-def _norm_of_parts(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    # Every rank adds its part of the squares, divided by the number of ranks that add the same.
-    alike: dict[int, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        alike.setdefault(_copies(gradient, mesh), []).append(local(gradient))
-    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
-    for count, tensors in alike.items():
-        norm = torch.nn.utils.get_total_norm(tensors)
-        squares += (norm.double() ** 2 / count).to(mesh.device)
-    mesh.add(squares)
-    return squares.sqrt()
-
-
 def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that have the same elements of a parameter, or of its gradient."""
+    """Return the number of ranks that have the same elements of a parameter or its gradient."""
     count = mesh.degrees.ranks // mesh.degrees.pp
     if isinstance(tensor, DTensor):
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):

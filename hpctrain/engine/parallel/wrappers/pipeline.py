@@ -34,9 +34,9 @@ from hpctrain.engine.layers.dry_run import dry_run
 from hpctrain.engine.layers.experts import Experts
 from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
-from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.engine.parallel.recipe import Setup
 from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
@@ -64,32 +64,23 @@ _KEPT = 8
 class PipelineModel(ParallelModel):
     """The stages of this rank, and the schedule by which they work.
 
-    `accumulate` are the micro-batches of a step; an evaluation has so many in any case. `inputs`
-    are the names of the arguments of the model's forward function. What a task draws for the inputs
-    of a step of the training is a function of `seed`, because all stages need the same.
+    A step has `setup.accumulate` micro-batches; an evaluation has so many in any case. `inputs` are
+    the names of the arguments of the model's forward function. What a task draws for the inputs of
+    a step of the training is a function of the run's seed, because all stages need the same.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[nn.Module],
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        *,
-        schedule: str,
-        inputs: Sequence[str],
-        seed: int,
-        divided_loss: bool = False,
-    ) -> None:
+    def __init__(self, stages: Sequence[nn.Module], inputs: Sequence[str], setup: Setup) -> None:
+        mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
         if not hasattr(PipelineScheduleSingle, "_initialize_pp_stages"):
             raise ConfigError(
                 f"parallel.pp={mesh.degrees.pp}: pipelines need torch 2.13 or newer; "
                 f"this is torch {torch.__version__}"
             )
         module = stages[0] if len(stages) == 1 else United(stages)
-        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
-        pp, self._kind, self._inputs, self._seed = mesh.degrees.pp, schedule, inputs, seed
-        self._of_evaluation = accumulate
+        held = mesh, setup.precision, setup.accumulate
+        super().__init__(module, *held, divided_loss=setup.divided_loss)
+        pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
+        self._seed, self._of_evaluation = setup.training.seed, setup.accumulate
         self._count = pp * SCHEDULES[schedule]
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
@@ -97,7 +88,7 @@ class PipelineModel(ParallelModel):
         self._last_rank = rank_of(self._count - 1, schedule, pp)
         mesh.has_outputs = self._is_last
         for stage in stages:
-            stage.forward = functools.partial(_forward, stage.forward, precision)
+            stage.forward = functools.partial(_forward, stage.forward, setup.precision)
         self._unused = []
         if mesh.dp_cp_size > 1:
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]

@@ -14,7 +14,6 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -74,10 +73,10 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    those of the steps that `kept` returns. A checkpoint that has an
-    `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
-    the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. By the `sizes` it decides whether it saves in the background.
+    the steps that `kept` returns. A checkpoint that has an `average` is loaded into these tensors.
+    `base` is the digest of the weights that the adapters of the model (LoRA) belong to: then its
+    frozen parameters are neither saved nor loaded. "" saves the whole model. By the `sizes` it
+    decides whether it saves in the background.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -111,9 +110,8 @@ class Checkpointer:
             for own, parameter in zip(each.names, each.parameters, strict=True)
         }
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
-        self.modes = OptimizerModes(
-            [*optimizers.values()], trained, partial(_free_gathered, self.models)
-        )
+        changed = [each.free_gathered for each in self.models.values()]
+        self.modes = OptimizerModes([*optimizers.values()], trained, changed)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
         self._sizes = sizes
         self.more: Tensors | None = None
@@ -347,8 +345,3 @@ class Checkpointer:
         if self._average:
             state["ema"] = dict(self._average)
         return state
-
-
-def _free_gathered(models: Mapping[str, ParallelModel]) -> None:
-    for model in models.values():
-        model.free_gathered()

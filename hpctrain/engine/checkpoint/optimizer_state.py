@@ -218,16 +218,16 @@ def _exact(own: Any, loaded: Any) -> None:
 class OptimizerModes:
     """The two modes of optimizers; one without them has the same weights for everything.
 
-    `changed` is called after the `parameters`, by name, were changed outside of a step. While other
-    weights are evaluated or saved, `training` has those that are trained; it is empty without
-    modes.
+    What is `changed` is called after the `parameters`, by name, were changed outside of a step.
+    While other weights are evaluated or saved, `training` has those that are trained; it is empty
+    without modes.
     """
 
     def __init__(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.nn.Parameter],
-        changed: Callable[[], None],
+        changed: Sequence[Callable[[], None]],
     ) -> None:
         pairs = [[getattr(o, name, None) for name in ("train", "eval")] for o in optimizers]
         self._switches: list[list[Any]] = [pair for pair in pairs if all(map(callable, pair))]
@@ -267,10 +267,11 @@ class OptimizerModes:
         for switches in self._switches:
             switches[mode]()
         if self._switches:
-            self._changed()
+            self._set({})
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
             local(self._parameters[name].detach()).copy_(local(value.detach()))
-        self._changed()
+        for changed in self._changed:
+            changed()

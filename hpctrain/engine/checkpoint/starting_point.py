@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +15,9 @@ from torch.distributed.tensor import DTensor
 
 from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.engine.checkpoint.tensor_reader import copies_apart
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.distributed.tensors import dtype_name, local
+from hpctrain.engine.distributed.tensors import dtype_name
 from hpctrain.engine.layers.lora import adapted, is_adapter
 from hpctrain.engine.layers.quantized import is_released, pack
 from hpctrain.engine.layers.ties import ties
@@ -44,24 +45,32 @@ def start_from(
     found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
-    own, firsts = _weights_of(module), _first_names(module)
-    loaded: dict[str, str] = {}
-    copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
-    copies = {name: first for name, first in copies.items() if name != first}
-    read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
+    own = _weights_of(module)
     released: dict[str, tuple[str, Any]] = {
         f"{plain_name(name)}.weight": (name, layer)
         for name, layer in adapted(module)
         if is_released(layer.get_parameter("weight"))
     }
-    weights.load({stored: own[name] for name, stored in read.items() if name not in released})
+    here = {name: stored for name, stored in found.stored.items() if name in own}
+    targets = {stored: own[name] for name, stored in here.items() if name not in released}
+    with copies_apart([targets]) as differ:
+        weights.load(targets)
     for name, place in released.items():  # one whole weight at a time
-        if name in read:
+        if name in here:
             whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
-            weights.load({read[name]: whole})
+            weights.load({here[name]: whole})
             pack(*place, whole)
-    divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
-    _check_copies(own, weights, found, copies, divided=divided)
+    if stages is not None or any(isinstance(value, DTensor) for value in own.values()):
+        differ = [pair for part in objects.all_gather(differ) for pair in part]
+    if differ:
+        names = {stored: name for name, stored in found.stored.items()}
+        first, other = (names[stored] for stored in differ[0])
+        raise ConfigError(
+            f"{' and '.join(differ[0])} are stored with different values, and {first} and {other} "
+            "are one parameter in this model. Let the model have two (model.tied=false; "
+            "tie_word_embeddings: false in the config of a model of transformers), or leave one "
+            f"out: checkpoint.init_skip=['{other}']"
+        )
     return found
 
 
@@ -114,34 +123,6 @@ class _Computed(NamedTuple):
         """Return whether this is the name of such a buffer."""
         known = name in self.names or name.endswith("rotary_emb.inv_freq")
         return known or any(re.search(pattern, name) for pattern in self.patterns)
-
-
-def _check_copies(
-    own: Mapping[str, torch.Tensor],
-    weights: StoredWeights,
-    found: Match,
-    copies: Mapping[str, str],
-    *,
-    divided: bool,
-) -> None:
-    """Check that what is stored for each name of a shared parameter is the same."""
-    differ = []
-    for name, first in copies.items():
-        if name in own:
-            other = torch.empty_like(own[first])
-            weights.load({found.stored[name]: other})
-            if not torch.equal(local(other), local(own[first])):
-                differ.append(name)
-    if divided:
-        differ = [name for part in objects.all_gather(differ) for name in part]
-    if differ:
-        name, first = differ[0], copies[differ[0]]
-        raise ConfigError(
-            f"{found.stored[first]} and {found.stored[name]} are stored with different values, and "
-            f"{first} and {name} are one parameter in this model. Let the model have two "
-            "(model.tied=false; tie_word_embeddings: false in the config of a model of "
-            f"transformers), or leave one out: checkpoint.init_skip=['{name}']"
-        )
 
 
 def load_weights(

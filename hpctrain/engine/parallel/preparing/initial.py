@@ -111,45 +111,36 @@ def fill(
     `storage` is the device of the parameters, `group` the ranks that have the same modules; None
     means all.
     """
-    if values == "by modules":
-        fill_modules(model, build, seed, device, storage, group)
-    elif values == "from rank 0":
+    if values == "from rank 0":
         _fill_from_rank_0(model, build, seed, device, storage)
+    elif values == "by modules":
+        allocate(model, storage)
+        if storage.type != "meta":  # else there is no memory for values: only the sizes are wanted
+            _fill_modules(model, build, seed, device, group)
     if storage != device:
         _to_device(model, device)
 
 
-def fill_modules(
-    model: nn.Module,
-    build: Build,
-    seed: int,
-    device: torch.device,
-    storage: torch.device,
-    group: dist.ProcessGroup | None = None,
+def _fill_modules(
+    model: nn.Module, build: Build, seed: int, device: torch.device, group: dist.ProcessGroup | None
 ) -> None:
-    """Give a model of the meta device the initial parameters of the one that `build` returns.
+    """Give a model the initial parameters of the one that `build` returns, module by module.
 
     The modules of `model` may have other classes by now, but their names are the same. All ranks of
     the group call this together.
     """
-    allocate(model, storage)
-    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
-        return
-    parameters, buffers = model.named_parameters, model.named_buffers
-    named = (*parameters(remove_duplicate=False), *buffers(remove_duplicate=False))
-    targets = {name: tensor for name, tensor in named if not is_released(tensor)}
+    own = (model.named_parameters, model.named_buffers)
+    every = [pair for named in own for pair in named(remove_duplicate=False)]
+    targets = {name: tensor for name, tensor in every if not is_released(tensor)}
     original: Any = skeleton(build, seed)
-    assert original is not None
     holders = []
     for name, module in original.named_modules():
         start = f"{name}." if name else ""
         if keys := [key for key in _own(module) if start + key in targets]:
             holders.append((start, module, keys))
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-    every = (
-        _drawn(original, holders, seed) if alone else _sent(original, holders, seed, device, group)
-    )
-    for name, whole in every:
+    drawn = _drawn(original, holders, seed)
+    for name, whole in drawn if alone else _sent(original, holders, seed, device, group):
         target = targets[name]
         part = whole[own_region(target)] if isinstance(target, DTensor) else whole
         with torch.no_grad():

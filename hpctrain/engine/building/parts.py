@@ -22,7 +22,8 @@ from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.initial import Build
-from hpctrain.engine.parallel.recipe import Training, parallelize
+from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.setup import Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, bind, on_device, on_part
 

@@ -24,8 +24,8 @@ from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Values, place
-from hpctrain.engine.parallel.recipe import BuiltStage, Setup
 from hpctrain.engine.parallel.reducing.expert_loads import compute_eagerly
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.fsdp import shard
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.errors import ConfigError
@@ -80,16 +80,18 @@ def change(
     return counts
 
 
-def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
-    """Return the stages of this rank with their schedule."""
+def pipeline(
+    setup: Setup, stages: list[nn.Module], inputs: list[str], counts: list[int]
+) -> PipelineModel:
+    """Return the stages of this rank with their schedule; `counts` are the blocks of all stages."""
     schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
     if dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
-            *(schedule, " + ".join(map(str, stages[0].counts)), setup.accumulate),
+            *(schedule, " + ".join(map(str, counts)), setup.accumulate),
             100 * bubble(schedule, pp, setup.accumulate),
         )
-    return PipelineModel([stage.module for stage in stages], stages[0].inputs, setup)
+    return PipelineModel(stages, inputs, setup)
 
 
 def _blocks(setup: Setup, model: nn.Module) -> list[str]:

@@ -9,15 +9,13 @@ alone.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
+from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
@@ -28,71 +26,13 @@ from hpctrain.engine.parallel.preparing.whole_model import (
     check_layers,
     freeze,
     prepare_modes,
-    with_adapters,
 )
+from hpctrain.engine.parallel.setup import Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
 
 
-@dataclass(frozen=True)
-class Training:
-    """How a model is trained, beside its layout and its formats.
-
-    Attributes:
-        seed: What initial values are drawn from.
-        accumulate: The micro-batches of this rank.
-        norm: The kind of the model's norm, if its config names one, for an advice.
-        may_sync: Returns whether `train.sync_batchnorm` is possible, for an advice.
-        loss_parallel: Whether the task computes the loss from logits that tensor parallel divides.
-        arguments: Those of the model that the task's inputs after the first are for; none if the
-            task says nothing.
-        says: Whether rank 0 says what to know about a training. A model may only evaluate.
-        ours: Whether our loop trains it. One in a loop of the user's may have no blocks, and need
-            not be trained.
-    """
-
-    train: TrainConfig
-    optimizer: OptimizerConfig
-    seed: int = 0
-    accumulate: int = 1
-    norm: Any = None
-    may_sync: Callable[[], bool] = bool
-    loss_parallel: bool = False
-    arguments: Sequence[str] = ()
-    says: bool = True
-    ours: bool = True
-
-
-class Setup:
-    """What the config decides.
-
-    Attributes:
-        whole: Whether each rank has all parameters and gradients.
-        changes: Whether modules are divided, or compute in another way.
-    """
-
-    def __init__(
-        self,
-        build: Build,
-        parallel: ParallelConfig,
-        mesh: Mesh,
-        precision: Precision,
-        training: Training,
-    ) -> None:
-        self.training, self.train, self.accumulate = training, training.train, training.accumulate
-        self.parallel, self.mesh, self.precision = parallel, mesh, precision
-        self.build, degrees, train = build, mesh.degrees, training.train
-        if train.lora.patterns:
-            self.build = lambda: with_adapters(build(), train.lora)
-        self.divided_loss = training.loss_parallel and parallel.loss_parallel and degrees.tp > 1
-        divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
-        self.whole = not divided
-        computes = train.activation_checkpointing != "none" or train.compile != "off"
-        computes |= bool(train.lora.quantize) or precision.compute == "fp8"
-        self.changes = divided or computes
-
-
-class BuiltStage(NamedTuple):
+class _BuiltStage(NamedTuple):
     """A model that is ready to be wrapped, or one stage of it.
 
     `counts` are the stages' blocks, and `loads` the numbers of experts of the modules that have
@@ -127,7 +67,7 @@ def parallelize(
     return wrapped
 
 
-def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
+def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
     What holds for the whole model is done and said with the `first` stage of this rank.
@@ -162,20 +102,21 @@ def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
     elif values == "built":
         place(model, storage, mesh.stage_group)
     fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
-    return BuiltStage(model, inputs, counts, loads, chosen, summary)
+    return _BuiltStage(model, inputs, counts, loads, chosen, summary)
 
 
-def _pipeline(setup: Setup, first: BuiltStage) -> ParallelModel:
+def _pipeline(setup: Setup, first: _BuiltStage) -> ParallelModel:
     """Return the stages of this rank with their schedule."""
     from hpctrain.engine.parallel.changes import pipeline
     from hpctrain.engine.parallel.dividing.stages import numbers_of
 
     mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
     _, *others = numbers_of(schedule, mesh.degrees.pp, mesh.pp_rank)
-    return pipeline(setup, [first, *(_stage(setup, n, first=False) for n in others)])
+    stages = [first, *(_stage(setup, number, first=False) for number in others)]
+    return pipeline(setup, [stage.module for stage in stages], first.inputs, first.counts)
 
 
-def _wrapped(setup: Setup, stage: BuiltStage) -> ParallelModel:
+def _wrapped(setup: Setup, stage: _BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
     module, alone = stage.module, setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):

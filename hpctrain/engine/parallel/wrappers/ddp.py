@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.engine.layers.quantized import is_released
-from hpctrain.engine.parallel.recipe import Setup
 from hpctrain.engine.parallel.reducing.gradient_compression import compression
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
 

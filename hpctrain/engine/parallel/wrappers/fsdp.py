@@ -34,11 +34,11 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.preparing.whole_model import undivided
-from hpctrain.engine.parallel.recipe import Setup
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
 from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.second_gradients import collect_grad_tensors
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task
 

@@ -36,7 +36,6 @@ from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
-from hpctrain.engine.parallel.recipe import Setup
 from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
@@ -46,6 +45,7 @@ from hpctrain.engine.parallel.reducing.scalars import (
     tensor_of,
 )
 from hpctrain.engine.parallel.reducing.unused import Unused
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import SplitTask, Task, checked, name_of
 from hpctrain.errors import ConfigError

@@ -72,10 +72,8 @@ class ParallelModel:
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
-        # For each parameter; none if this rank has the whole model.
         divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
-        parts = self.parameters if divided or mesh.degrees.pp > 1 else ()
-        self._copies = [_copies(parameter, mesh) for parameter in parts]
+        self._divided = divided or mesh.degrees.pp > 1
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
         self.loads: Loads | None = None
@@ -129,9 +127,8 @@ class ParallelModel:
         Returns the norm before clipping, the same on all ranks: a float on a CPU.
         """
         own = [gradient for p in self.parameters if (gradient := p.grad) is not None]
-        if self._copies:
-            own = [local(gradient) for gradient in own]
-            total = self._norm_of_parts(own)
+        if self._divided:
+            total, own = _norm_of_parts(own, self.mesh), [local(gradient) for gradient in own]
         elif own:
             # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
             total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
@@ -147,24 +144,6 @@ class ParallelModel:
         if own:
             torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
         return length
-
-    def _norm_of_parts(self, own: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the L2 norm of the gradients of the whole model, of which `own` are this rank's.
-
-        Every rank adds its part of the squares, divided by the number of ranks that add the same.
-        """
-        counts = [
-            n for n, p in zip(self._copies, self.parameters, strict=True) if p.grad is not None
-        ]
-        alike: dict[int, list[torch.Tensor]] = {}
-        for count, part in zip(counts, own, strict=True):
-            alike.setdefault(count, []).append(part)
-        squares = torch.zeros((), dtype=torch.float64, device=self.mesh.device)
-        for count, parts in alike.items():
-            norm = torch.nn.utils.get_total_norm(parts)
-            squares += (norm.double() ** 2 / count).to(self.mesh.device)
-        self.mesh.add(squares)
-        return squares.sqrt()
 
     def begin_step(self) -> None:
         """Begin a step of a loop that calls `module` and `backward` itself; see `own_loop`."""
@@ -245,8 +224,27 @@ def _scaled_on_gpu(
     return norm
 
 
+def _norm_of_parts(gradients: Sequence[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, of which a rank has a part.
+
+    Every rank adds its part of the squares, divided by the number of ranks that add the same.
+    """
+    alike: dict[int, list[torch.Tensor]] = {}
+    for gradient in gradients:
+        alike.setdefault(_copies(gradient, mesh), []).append(local(gradient))
+    squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
+    for count, tensors in alike.items():
+        norm = torch.nn.utils.get_total_norm(tensors)
+        squares += (norm.double() ** 2 / count).to(mesh.device)
+    mesh.add(squares)
+    return squares.sqrt()
+
+
 def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that have the same elements of a parameter or its gradient."""
+    """Return the number of ranks that have the same elements of a gradient.
+
+    It need not be divided as its parameter is: that of a table may be whole on every rank.
+    """
     count = mesh.degrees.ranks // mesh.degrees.pp
     if isinstance(tensor, DTensor):
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):

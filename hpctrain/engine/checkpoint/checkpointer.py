@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -35,6 +34,7 @@ from hpctrain.engine.checkpoint.saved_state import (
     StateSizes,
     Tensors,
     bytes_of,
+    empty_of,
     joined,
     module_state,
     plain_name,
@@ -203,11 +203,8 @@ class Checkpointer:
         own_random = [key for key in random if alike and key in saved]
         to_load: dict[str, Any] = {key: random[key] for key in own_random}
         parts = self._own_parts(saved, found.world_size)
-        own = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key in parts
-            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
-        }
+        mine = (key for key in parts if key.startswith(self._own))
+        own = {key: made for key in mine if (made := empty_of(saved[key])) is not None}
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         average, training = f"{replica}ema", f"{replica}training"
         weights = self._weights()
@@ -237,8 +234,8 @@ class Checkpointer:
             held = to_load[replica + joined("model", name)]
             set_model_state_dict(model.module, held, options=options)
             start = self._own_of(name)
-            mine = [key for key in own if key.startswith(start)]
-            model.load_state_dict({key.removeprefix(start): to_load[key] for key in mine})
+            here = [key for key in own if key.startswith(start)]
+            model.load_state_dict({key.removeprefix(start): to_load[key] for key in here})
         for name, optimizer in self._optimizers.items():
             optimizer.load(to_load[replica + joined("optimizer", name)])
         self.modes.restore(to_load.get(training, {}))
@@ -269,12 +266,8 @@ class Checkpointer:
             return {}
         names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
         mine = self.more.of_rank(names, ranks)
-        entries = {name: saved[names[full]] for name, full in mine.items()}
-        self.more.loaded = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in entries.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
+        made = {name: empty_of(saved[names[full]]) for name, full in mine.items()}
+        self.more.loaded = {name: each for name, each in made.items() if each is not None}
         return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
 
     def _whole_state(self) -> dict[str, Any]:

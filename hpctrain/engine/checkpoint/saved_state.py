@@ -5,6 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from hpctrain.data import generators
 from hpctrain.engine.distributed.tensors import local
@@ -43,6 +44,13 @@ def random_states(rank: int) -> dict[str, torch.Tensor]:
 def bytes_of(values: Iterable[Any]) -> int:
     """Return the bytes of what this rank has of tensors."""
     return sum(local(each).nbytes for each in values if isinstance(each, torch.Tensor))
+
+
+def empty_of(entry: Any) -> torch.Tensor | None:
+    """Return a tensor to load an entry of a checkpoint into; None for what is no tensor."""
+    if isinstance(entry, TensorStorageMetadata):
+        return torch.empty(entry.size, dtype=entry.properties.dtype)
+    return None
 
 
 def joined(outer: str, name: str) -> str:

@@ -67,14 +67,13 @@ class FSDPModel(ParallelModel):
                 module, blocks, mesh.stage_group, mesh.device, always=config.fsdp.agree
             )
         whole, ranks = undivided(module), mesh.data_mesh
-        unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
-        self.unused, self._unused, self._average = unused, unused, unused.average
+        self.unused = self._unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
         self._whole, self._averages = bool(whole), False
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
-        self._average()
+        self._unused.average()
         return sums
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
@@ -115,7 +114,7 @@ class FSDPModel(ParallelModel):
 
     def _at_end(self) -> None:
         self._averages = False
-        self._average()
+        self._unused.average()
 
     def aside(self) -> AbstractContextManager[object]:
         """Return a context after which the order of the blocks is as unknown as before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,9 @@ from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.engine.checkpoint.tensor_reader import copies_apart
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.distributed.tensors import dtype_name
+from hpctrain.engine.distributed.tensors import dtype_name, is_released
 from hpctrain.engine.layers.lora import adapted, is_adapter
-from hpctrain.engine.layers.quantized import is_released, pack
+from hpctrain.engine.layers.quantized import pack
 from hpctrain.engine.layers.ties import ties
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match, misshapen
@@ -84,11 +84,11 @@ def compare(
     """Return which stored weights belong to which of a model, possibly on the meta device."""
     own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
-    computes = _Computed.of(module)
+    computed = _computed(module)
     if stages is not None:
-        for part, names, patterns in objects.all_gather((facts, *computes), stages):
+        for part, patterns in objects.all_gather((facts, computed), stages):
             facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
-            computes = _Computed([*computes.names, *names], [*computes.patterns, *patterns])
+            computed += patterns
     return match(
         weights.shapes,
         {name: shape for name, (shape, _) in facts.items()},
@@ -96,33 +96,23 @@ def compare(
         skip,
         _first_names(module),
         Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
-        computes.includes,
+        lambda name: any(re.search(pattern, name) for pattern in computed),
     )
 
 
-class _Computed(NamedTuple):
-    """What a model computes itself, so that a stored one is not needed.
+def _computed(module: nn.Module) -> list[str]:
+    """Return regular expressions for what a model computes itself: a stored one is not needed.
 
     Older files have buffers that are no part of a model's weights any more: the frequencies of a
-    rotary embedding, masks, positions. `names` are those of the buffers of the model that are not
-    saved; `patterns` are regular expressions that a model of transformers has for such names.
+    rotary embedding, masks, positions. They are the buffers of the model that are not saved, and
+    those for which a model of transformers has expressions.
     """
-
-    names: Sequence[str]
-    patterns: Sequence[str]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Computed:
-        """Return what a model, or a stage of it, computes itself."""
-        saved = {plain_name(name) for name in module.state_dict()}
-        names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
-        found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
-        return cls(names, sorted({pattern for each in found for pattern in each or ()}))
-
-    def includes(self, name: str) -> bool:
-        """Return whether this is the name of such a buffer."""
-        known = name in self.names or name.endswith("rotary_emb.inv_freq")
-        return known or any(re.search(pattern, name) for pattern in self.patterns)
+    saved = {plain_name(name) for name in module.state_dict()}
+    names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
+    found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
+    given = {pattern for each in found for pattern in each or ()}
+    own = [rf"\A{re.escape(name)}\Z" for name in names]
+    return [*own, r"rotary_emb\.inv_freq\Z", *sorted(given)]
 
 
 def load_weights(

@@ -81,10 +81,7 @@ def process_group(
         _after_failure(ranks)
         raise _not_joined(ranks, error, time.monotonic() - began) from error
     try:
-        with (
-            nullcontext() if key is None else _members_only(ranks, key),
-            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)),
-        ):
+        with nullcontext() if key is None else _members_only(ranks, key, store, config.timeout_s):
             yield device
         # Without it, rank 0 may end the store while other ranks still use it.
         dist.barrier()
@@ -126,8 +123,10 @@ def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes:
 
 
 @contextmanager
-def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
-    """Check that all ranks know the secret, and sign torch's objects from then on."""
+def _members_only(
+    ranks: RankInfo, key: bytes, store: dist.Store, timeout_s: float
+) -> Iterator[None]:
+    """Check that all ranks know the secret; then sign torch's objects, and wait by the store."""
     try:
         own = members.check(key)
     except RuntimeError as error:
@@ -135,7 +134,8 @@ def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
             f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"
             f"{ranks.master_port} ({one_line(str(error))})"
         ) from error
-    with members.signed_objects(own):
+    group = long_work.Group(store, ranks.rank, ranks.world_size, timeout_s)
+    with members.signed_objects(own), long_work.use(group):
         yield
 
 

@@ -15,7 +15,6 @@ from torch import nn
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.gpu_support import lack
-from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.errors import ConfigError
 
 DTYPES = {
@@ -152,6 +151,8 @@ def float8_layers(model: nn.Module, classes: list[str]) -> list[str]:
     model without such blocks, all linear layers but the last one are taken. Layers whose sizes are
     not multiples of 16 stay in bfloat16 too, as the GPU's instruction requires.
     """
+    from hpctrain.engine.parallel.preparing.blocks import find_blocks
+
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     blocks: list[str] = []
     try:

@@ -29,8 +29,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.distributed.tensors import local, own_region
-from hpctrain.engine.layers.quantized import is_released
+from hpctrain.engine.distributed.tensors import is_released, local, own_region
 from hpctrain.engine.layers.ties import tie, ties
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.errors import DistributedError

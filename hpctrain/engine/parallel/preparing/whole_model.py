@@ -31,7 +31,6 @@ from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.engine.layers.lora import add_adapters, freeze_base, is_adapter
 from hpctrain.engine.layers.ties import ties
-from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -191,6 +190,8 @@ def _hashable(value: Any) -> Any:
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
     """Return each parameter's factor for layer-wise decay, as BEiT has it (Bao et al. 2022)."""
+    from hpctrain.engine.parallel.preparing.blocks import find_blocks
+
     try:
         blocks = [name for name, _ in find_blocks(model, classes)]
     except ConfigError as error:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.engine.layers.quantized import is_released
+from hpctrain.engine.distributed.tensors import is_released
 from hpctrain.engine.parallel.reducing.gradient_compression import compression
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

@@ -72,12 +72,7 @@ class Precision:
         if self.compute in ("tf32", "fp8") and (needed := lack(self.compute, device)):
             raise ConfigError(f"precision.compute={self.compute}: it needs {needed}")
         if device.type == "cuda":
-            tf32 = self.compute == "tf32"
-            if tf32 and torch.version.hip:
-                os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # else some torchs use fp32
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            # Convolutions have a switch of their own, which torch leaves on.
-            torch.backends.cudnn.allow_tf32 = tf32
+            _switch_tf32(self.compute == "tf32")
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -124,6 +119,14 @@ class Precision:
         """Continue with the scale that `state_dict` returned, unless the format is another."""
         if self.compute == "fp16" and state["scale"] != 1.0:
             self.scale, self._good_steps = state["scale"], state["good_steps"]
+
+
+def _switch_tf32(on: bool) -> None:
+    if on and torch.version.hip:
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # else some torchs use fp32
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    # Convolutions have a switch of their own, which torch leaves on.
+    torch.backends.cudnn.allow_tf32 = on
 
 
 def compute_in_float8(model: nn.Module, names: Collection[str]) -> None:

@@ -35,7 +35,6 @@ from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import FirstLook
 from hpctrain.engine.looking.held_values import check_parameters
-from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
@@ -141,6 +140,8 @@ def build(place: Place) -> Trainer:
         check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.steps.fills_up(max_steps):
+        from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
+
         check_filled_up(model.module, config.model.get("norm"))
     _show_model(model, run, ranks, tracker)
     if config.checkpoint.init_from is not None:

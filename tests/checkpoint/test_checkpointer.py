@@ -31,8 +31,8 @@ from hpctrain.cluster.ranks import leaving
 from hpctrain.data import generators
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.finite_values import FiniteValues
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
+from hpctrain.engine.checkpoint.saved_state import FiniteValues
 from hpctrain.engine.checkpoint.saving.part import RankPart
 from hpctrain.engine.checkpoint.starting_point import load_weights
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

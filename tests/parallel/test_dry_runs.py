@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data import generators
 from hpctrain.engine.building.flops import count_flops, meta_batch
@@ -178,6 +180,39 @@ def test_alike_blocks_are_compiled_once(mode: str) -> None:
         block.compile(backend="eager")
         block(torch.randn(8, 4))
     assert counters["stats"]["unique_graphs"] == 1
+
+
+class Products(TorchDispatchMode):
+    """Counts grouped and scaled products of matrices, as experts and float8 compute them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made += func in (torch.ops.aten._grouped_mm.default, torch.ops.aten._scaled_mm.default)
+        return func(*args, **(kwargs or {}))
+
+    made = 0
+
+
+class Multiplied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2, 16, 16, dtype=torch.bfloat16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.grouped_mm(x, self.weight, offs=torch.tensor([8, 32], dtype=torch.int32))
+        one, left = torch.ones(()), y.detach().to(torch.float8_e4m3fn)
+        right = self.weight[0].detach().to(torch.float8_e4m3fn).t()
+        return y * torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
+
+
+def test_selective_checkpointing_keeps_grouped_and_scaled_products() -> None:
+    made = {}
+    for mode in ("none", "selective", "full"):
+        block = Multiplied()
+        checkpoint_activations([block], mode)
+        with Products() as products:
+            block(torch.ones(32, 16, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+        made[mode] = products.made
+    assert made["selective"] == made["none"] == made["full"] - 2
 
 
 def test_a_copy_computes_with_its_own_parameters() -> None:

@@ -12,7 +12,7 @@ from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import fill_modules, skeleton
+from hpctrain.engine.parallel.preparing.initial import fill, skeleton
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.models import MLP, ConvNet, Transformer
 from tests.parallel.parity import either, initialised, spread, whole
@@ -169,7 +169,7 @@ def test_numbers_are_drawn_on_the_cpu() -> None:
     expected = initialised(Scaled, 5, torch.float32, cpu).state_dict()
     model = skeleton(Scaled, 5)
     assert model is not None
-    fill_modules(model, Scaled, 5, meta, cpu)
+    fill(model, "by modules", Scaled, 5, meta, cpu)
     for name, parameter in model.named_parameters():
         if name != "factor":
             assert torch.equal(parameter, expected[name]), name
@@ -183,7 +183,7 @@ def test_values_are_those_of_the_original_classes() -> None:
     mlp = model.layers[0].mlp
     mlp.up, before = nn.Linear(8, 32, device="meta"), mlp.up
     mlp.up.weight, mlp.up.bias = before.weight, before.bias
-    fill_modules(model, build, 5, torch.device("cpu"), torch.device("cpu"))
+    fill(model, "by modules", build, 5, torch.device("cpu"), torch.device("cpu"))
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
     assert mlp.up.bias.abs().sum() == 0
@@ -203,7 +203,7 @@ class Expanded(Transformer):
 
 def test_a_buffer_that_a_model_has_expanded_has_values() -> None:
     model: Any = skeleton(Expanded, 5)
-    fill_modules(model, Expanded, 5, torch.device("cpu"), torch.device("cpu"))
+    fill(model, "by modules", Expanded, 5, torch.device("cpu"), torch.device("cpu"))
     assert torch.equal(model.ones, torch.ones(3, 3))
 
 

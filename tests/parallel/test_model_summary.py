@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hpctrain.engine.layers.lora import add_adapters, freeze_base
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.models import MLP, Transformer
 from tests.parallel.parity import Cell, build
 from tests.ranks import run_ranks

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.engine.checkpoint.starting_point import plain_name
+from hpctrain.engine.checkpoint.saved_state import plain_name
 from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.engine.layers.quantized import (

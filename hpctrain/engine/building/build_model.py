@@ -22,7 +22,8 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, LoRAConfig, TrainConfig
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.instantiate import instantiate
-from hpctrain.engine.checkpoint.starting_point import load_weights, plain_name, start_from
+from hpctrain.engine.checkpoint.saved_state import plain_name
+from hpctrain.engine.checkpoint.starting_point import load_weights, start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work

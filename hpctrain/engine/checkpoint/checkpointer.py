@@ -14,13 +14,11 @@ import logging
 import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -30,14 +28,22 @@ from torch.distributed.checkpoint.state_dict import (
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
-from hpctrain.engine.checkpoint.finite_values import FiniteValues, joined
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerModes, OptimizerState
-from hpctrain.engine.checkpoint.saved_state import Tensors, bytes_of, random_states
+from hpctrain.engine.checkpoint.saved_state import (
+    FiniteValues,
+    Tensors,
+    bytes_of,
+    empty_of,
+    joined,
+    module_state,
+    plain_name,
+    random_states,
+)
 from hpctrain.engine.checkpoint.saving.committed import Committed
 from hpctrain.engine.checkpoint.saving.proof import prove
 from hpctrain.engine.checkpoint.saving.saves import Saves
-from hpctrain.engine.checkpoint.starting_point import names_of_base, plain_name
-from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit, module_state
+from hpctrain.engine.checkpoint.starting_point import names_of_base
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
@@ -63,10 +69,10 @@ class Checkpointer:
     `parallel` and `replica`; another number of ranks starts from the replica of rank 0.
 
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
-    those of the steps that `kept` returns. A checkpoint that has an
-    `average` is loaded into these tensors. `base` is the digest of the weights that the adapters of
-    the model (LoRA) belong to: then its frozen parameters are neither saved nor loaded. "" saves
-    the whole model. `states` are the tensors that the optimizer keeps for a parameter, about.
+    the steps that `kept` returns. A checkpoint that has an `average` is loaded into these tensors.
+    `base` is the digest of the weights that the adapters of the model (LoRA) belong to: then its
+    frozen parameters are neither saved nor loaded. "" saves the whole model. `states` are the tensors
+    that the optimizer keeps for a parameter, about.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such
@@ -100,9 +106,8 @@ class Checkpointer:
             for own, parameter in zip(each.names, each.parameters, strict=True)
         }
         self._optimizers = {name: OptimizerState(o, trained) for name, o in optimizers.items()}
-        self.modes = OptimizerModes(
-            [*optimizers.values()], trained, partial(_free_gathered, self.models)
-        )
+        changed = [each.free_gathered for each in self.models.values()]
+        self.modes = OptimizerModes([*optimizers.values()], trained, changed)
         self._finite = FiniteValues({name: each.module for name, each in self.models.items()})
         self._states = states
         self.more: Tensors | None = None
@@ -194,11 +199,8 @@ class Checkpointer:
         own_random = [key for key in random if alike and key in saved]
         to_load: dict[str, Any] = {key: random[key] for key in own_random}
         parts = self._own_parts(saved, found.world_size)
-        own = {
-            key: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for key in parts
-            if key.startswith(self._own) and isinstance(entry := saved[key], TensorStorageMetadata)
-        }
+        mine = (key for key in parts if key.startswith(self._own))
+        own = {key: made for key in mine if (made := empty_of(saved[key])) is not None}
         replica = self._replica if any(key.startswith(self._replica) for key in parts) else ""
         average, training = f"{replica}ema", f"{replica}training"
         weights = self._weights()
@@ -228,8 +230,8 @@ class Checkpointer:
             held = to_load[replica + joined("model", name)]
             set_model_state_dict(model.module, held, options=options)
             start = self._own_of(name)
-            mine = [key for key in own if key.startswith(start)]
-            model.load_state_dict({key.removeprefix(start): to_load[key] for key in mine})
+            here = [key for key in own if key.startswith(start)]
+            model.load_state_dict({key.removeprefix(start): to_load[key] for key in here})
         for name, optimizer in self._optimizers.items():
             optimizer.load(to_load[replica + joined("optimizer", name)])
         self.modes.restore(to_load.get(training, {}))
@@ -260,12 +262,8 @@ class Checkpointer:
             return {}
         names = {key.removeprefix("kept."): key for key in saved if key.startswith("kept.")}
         mine = self.more.of_rank(names, ranks)
-        entries = {name: saved[names[full]] for name, full in mine.items()}
-        self.more.loaded = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in entries.items()
-            if isinstance(entry, TensorStorageMetadata)
-        }
+        made = {name: empty_of(saved[names[full]]) for name, full in mine.items()}
+        self.more.loaded = {name: each for name, each in made.items() if each is not None}
         return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
 
     def _whole_state(self) -> dict[str, Any]:
@@ -336,8 +334,3 @@ class Checkpointer:
         if self._average:
             state["ema"] = dict(self._average)
         return state
-
-
-def _free_gathered(models: Mapping[str, ParallelModel]) -> None:
-    for model in models.values():
-        model.free_gathered()

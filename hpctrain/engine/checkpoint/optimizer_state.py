@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from hpctrain.engine.checkpoint.saved_state import empty_of
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.errors import ConfigError
 
@@ -88,7 +88,7 @@ class OptimizerState:
                 key = f"state.{name}.{rest}"
                 found[key] = self._empty(name, entry, now.get(key))
         firsts = {f"param_groups.{name}" for name in self._firsts()}
-        found |= {key: _tensor(e) for key, e in saved.items() if owner(key, firsts) is not None}
+        found |= {key: empty_of(e) for key, e in saved.items() if owner(key, firsts) is not None}
         return found
 
     def load(self, flat: Mapping[str, Any]) -> None:
@@ -126,14 +126,14 @@ class OptimizerState:
 
     def _empty(self, name: str, entry: Any, now: Any) -> Any:
         """Return a tensor for an entry, with the layout that the optimizer would give it."""
-        if not isinstance(entry, TensorStorageMetadata):
+        made, parameter = empty_of(entry), self._parameters[name]
+        if made is None:
             return None
-        size, dtype, parameter = entry.size, entry.properties.dtype, self._parameters[name]
-        if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (size, dtype):
+        if isinstance(now, torch.Tensor) and (now.shape, now.dtype) == (made.shape, made.dtype):
             return now
-        if size == parameter.shape:
-            return torch.empty_like(parameter, dtype=dtype, requires_grad=False)
-        return torch.empty(size, dtype=dtype)
+        if made.shape == parameter.shape:
+            return torch.empty_like(parameter, dtype=made.dtype, requires_grad=False)
+        return made
 
     def _checked(self, key: str, value: Any) -> Any:
         if isinstance(value, np.generic):
@@ -150,12 +150,6 @@ class OptimizerState:
             "state[parameter] and param_groups have: tensors, numbers and texts, also in dicts and "
             "lists"
         )
-
-
-def _tensor(entry: Any) -> torch.Tensor | None:
-    if isinstance(entry, TensorStorageMetadata):
-        return torch.empty(entry.size, dtype=entry.properties.dtype)
-    return None
 
 
 def owner(key: str, owners: Container[str]) -> str | None:
@@ -218,16 +212,16 @@ def _exact(own: Any, loaded: Any) -> None:
 class OptimizerModes:
     """The two modes of optimizers; one without them has the same weights for everything.
 
-    `changed` is called after the `parameters`, by name, were changed outside of a step. While other
-    weights are evaluated or saved, `training` has those that are trained; it is empty without
-    modes.
+    What is `changed` is called after the `parameters`, by name, were changed outside of a step.
+    While other weights are evaluated or saved, `training` has those that are trained; it is empty
+    without modes.
     """
 
     def __init__(
         self,
         optimizers: Sequence[torch.optim.Optimizer],
         parameters: Mapping[str, torch.nn.Parameter],
-        changed: Callable[[], None],
+        changed: Sequence[Callable[[], None]],
     ) -> None:
         pairs = [[getattr(o, name, None) for name in ("train", "eval")] for o in optimizers]
         self._switches: list[list[Any]] = [pair for pair in pairs if all(map(callable, pair))]
@@ -267,10 +261,11 @@ class OptimizerModes:
         for switches in self._switches:
             switches[mode]()
         if self._switches:
-            self._changed()
+            self._set({})
 
     @torch.no_grad()
     def _set(self, values: Mapping[str, torch.Tensor]) -> None:
         for name, value in values.items():
             local(self._parameters[name].detach()).copy_(local(value.detach()))
-        self._changed()
+        for changed in self._changed:
+            changed()

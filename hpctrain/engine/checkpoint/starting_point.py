@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,12 +13,13 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.engine.checkpoint.tensor_reader import module_state
+from hpctrain.engine.checkpoint.tensor_reader import copies_apart
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.distributed.tensors import dtype_name, local
+from hpctrain.engine.distributed.tensors import dtype_name, is_released
 from hpctrain.engine.layers.lora import adapted, is_adapter
-from hpctrain.engine.layers.quantized import is_released, pack
+from hpctrain.engine.layers.quantized import pack
 from hpctrain.engine.layers.ties import ties
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match, misshapen
@@ -44,24 +45,32 @@ def start_from(
     found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
-    own, firsts = _weights_of(module), _first_names(module)
-    loaded: dict[str, str] = {}
-    copies = {n: loaded.setdefault(firsts.get(n, n), n) for n in found.stored}
-    copies = {name: first for name, first in copies.items() if name != first}
-    read = {n: s for n, s in found.stored.items() if n in own and n not in copies}
+    own = _weights_of(module)
     released: dict[str, tuple[str, Any]] = {
         f"{plain_name(name)}.weight": (name, layer)
         for name, layer in adapted(module)
         if is_released(layer.get_parameter("weight"))
     }
-    weights.load({stored: own[name] for name, stored in read.items() if name not in released})
+    here = {name: stored for name, stored in found.stored.items() if name in own}
+    targets = {stored: own[name] for name, stored in here.items() if name not in released}
+    with copies_apart([targets]) as differ:
+        weights.load(targets)
     for name, place in released.items():  # one whole weight at a time
-        if name in read:
+        if name in here:
             whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
-            weights.load({read[name]: whole})
+            weights.load({here[name]: whole})
             pack(*place, whole)
-    divided = stages is not None or any(isinstance(value, DTensor) for value in own.values())
-    _check_copies(own, weights, found, copies, divided=divided)
+    if stages is not None or any(isinstance(value, DTensor) for value in own.values()):
+        differ = [pair for part in objects.all_gather(differ) for pair in part]
+    if differ:
+        names = {stored: name for name, stored in found.stored.items()}
+        first, other = (names[stored] for stored in differ[0])
+        raise ConfigError(
+            f"{' and '.join(differ[0])} are stored with different values, and {first} and {other} "
+            "are one parameter in this model. Let the model have two (model.tied=false; "
+            "tie_word_embeddings: false in the config of a model of transformers), or leave one "
+            f"out: checkpoint.init_skip=['{other}']"
+        )
     return found
 
 
@@ -75,11 +84,11 @@ def compare(
     """Return which stored weights belong to which of a model, possibly on the meta device."""
     own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
-    computes = _Computed.of(module)
+    computed = _computed(module)
     if stages is not None:
-        for part, names, patterns in objects.all_gather((facts, *computes), stages):
+        for part, patterns in objects.all_gather((facts, computed), stages):
             facts |= {name: (tuple(shape), dtype) for name, (shape, dtype) in part.items()}
-            computes = _Computed([*computes.names, *names], [*computes.patterns, *patterns])
+            computed += patterns
     return match(
         weights.shapes,
         {name: shape for name, (shape, _) in facts.items()},
@@ -87,61 +96,23 @@ def compare(
         skip,
         _first_names(module),
         Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
-        computes.includes,
+        lambda name: any(re.search(pattern, name) for pattern in computed),
     )
 
 
-class _Computed(NamedTuple):
-    """What a model computes itself, so that a stored one is not needed.
+def _computed(module: nn.Module) -> list[str]:
+    """Return regular expressions for what a model computes itself: a stored one is not needed.
 
     Older files have buffers that are no part of a model's weights any more: the frequencies of a
-    rotary embedding, masks, positions. `names` are those of the buffers of the model that are not
-    saved; `patterns` are regular expressions that a model of transformers has for such names.
+    rotary embedding, masks, positions. They are the buffers of the model that are not saved, and
+    those for which a model of transformers has expressions.
     """
-
-    names: Sequence[str]
-    patterns: Sequence[str]
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Computed:
-        """Return what a model, or a stage of it, computes itself."""
-        saved = {plain_name(name) for name in module.state_dict()}
-        names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
-        found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
-        return cls(names, sorted({pattern for each in found for pattern in each or ()}))
-
-    def includes(self, name: str) -> bool:
-        """Return whether this is the name of such a buffer."""
-        known = name in self.names or name.endswith("rotary_emb.inv_freq")
-        return known or any(re.search(pattern, name) for pattern in self.patterns)
-
-
-def _check_copies(
-    own: Mapping[str, torch.Tensor],
-    weights: StoredWeights,
-    found: Match,
-    copies: Mapping[str, str],
-    *,
-    divided: bool,
-) -> None:
-    """Check that what is stored for each name of a shared parameter is the same."""
-    differ = []
-    for name, first in copies.items():
-        if name in own:
-            other = torch.empty_like(own[first])
-            weights.load({found.stored[name]: other})
-            if not torch.equal(local(other), local(own[first])):
-                differ.append(name)
-    if divided:
-        differ = [name for part in objects.all_gather(differ) for name in part]
-    if differ:
-        name, first = differ[0], copies[differ[0]]
-        raise ConfigError(
-            f"{found.stored[first]} and {found.stored[name]} are stored with different values, and "
-            f"{first} and {name} are one parameter in this model. Let the model have two "
-            "(model.tied=false; tie_word_embeddings: false in the config of a model of "
-            f"transformers), or leave one out: checkpoint.init_skip=['{name}']"
-        )
+    saved = {plain_name(name) for name in module.state_dict()}
+    names = [name for n, _ in module.named_buffers() if (name := plain_name(n)) not in saved]
+    found = [getattr(m, "_keys_to_ignore_on_load_unexpected", None) for m in module.modules()]
+    given = {pattern for each in found for pattern in each or ()}
+    own = [rf"\A{re.escape(name)}\Z" for name in names]
+    return [*own, r"rotary_emb\.inv_freq\Z", *sorted(given)]
 
 
 def load_weights(
@@ -200,11 +171,3 @@ def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
 def _first_names(module: nn.Module) -> dict[str, str]:
     """Return the first name of parameters that several modules share, by their others."""
     return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}
-
-
-_WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module")
-
-
-def plain_name(name: str) -> str:
-    """Return the name in the plain model, without what DDP, the compiler and others add."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

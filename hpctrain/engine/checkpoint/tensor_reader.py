@@ -64,7 +64,8 @@ class TensorReader(dcp.FileSystemReader):
 
         All ranks call this with the same names; with `no_dist` this process loads alone.
         """
-        with _copies_apart(state, no_dist=no_dist), warnings.catch_warnings():
+        parts = [each for each in state.values() if isinstance(each, dict)]
+        with copies_apart(parts) as differ, warnings.catch_warnings():
             # torch says that there is no process group, even with no_dist.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             try:
@@ -76,6 +77,13 @@ class TensorReader(dcp.FileSystemReader):
                 raise StorageError(
                     f"{self.folder}: it cannot be loaded ({type(first).__name__}: {first})"
                 ) from error
+        if not no_dist and dist.is_initialized():
+            differ = [pair for each in objects.all_gather(differ) for pair in each]
+        if differ:
+            raise StorageError(
+                f"{' and '.join(differ[0])} differ in the checkpoint, and are one parameter in "
+                "this model: it is the checkpoint of another model"
+            )
 
     def read_metadata(self, *_: Any, **__: Any) -> classes.Metadata:
         """Return the metadata, which was read before."""
@@ -151,19 +159,6 @@ def _divided(
     return [*shared], [item for item in items if item not in shared]
 
 
-def module_state(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a model's state dict that torch's modules save and load by themselves.
-
-    Some models add what describes them: neuraloperator's have their arguments, which may be
-    functions. The config builds the model anew, and nothing of it is needed.
-    """
-    return {
-        name: value
-        for name, value in state.items()
-        if isinstance(value, torch.Tensor) or name.endswith("_extra_state")
-    }
-
-
 def misfit(
     saved: Mapping[str, Any], state: Mapping[str, Any], part: str, *, divided: bool = False
 ) -> str:
@@ -199,10 +194,15 @@ def _differences(saved: Mapping[str, Any], state: Mapping[str, Any], part: str) 
 
 
 @contextmanager
-def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
-    """Load the names of a shared parameter apart and compare them, or the last value would win."""
+def copies_apart(parts: Iterable[dict[str, Any]]) -> Iterator[list[tuple[str, str]]]:
+    """Let what is loaded within the context have one tensor for each name of a shared parameter.
+
+    Else the last value would win. At the end the list that is yielded has the pairs of names of
+    which this rank has found different values.
+    """
     apart: list[tuple[dict[str, Any], str, str, torch.Tensor]] = []
-    for part in (each for each in state.values() if isinstance(each, dict)):
+    differ: list[tuple[str, str]] = []
+    for part in parts:
         first: dict[tuple[Any, ...], str] = {}
         for name, value in part.items():
             if isinstance(value, torch.Tensor) and local(value).numel():
@@ -211,19 +211,11 @@ def _copies_apart(state: dict[str, Any], *, no_dist: bool) -> Iterator[None]:
                     apart.append((part, name, same, value))
     for part, name, _, value in apart:
         part[name] = torch.empty_like(value)
-    yield
-    differ = []
+    yield differ
     for part, name, same, value in apart:
         if not torch.equal(local(part[name]), local(value)):
             differ.append((same, name))
         part[name] = value
-    if not no_dist and dist.is_initialized():
-        differ = [pair for each in objects.all_gather(differ) for pair in each]
-    if differ:
-        raise StorageError(
-            f"{differ[0][0]} and {differ[0][1]} differ in the checkpoint, and are one parameter in "
-            "this model: it is the checkpoint of another model"
-        )
 
 
 class _Planner(DefaultLoadPlanner):

@@ -80,17 +80,23 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
     if torch.cuda.is_available():
         return "cuda"
     allocated = [f"{name}={env[name]}" for name in _ALLOCATED if env.get(name)]
-    built = torch.version.cuda or torch.version.hip
+    driver = gpu_driver.driver() if torch.version.cuda or torch.version.hip else ""
+    if setting != "cuda" and not (gpus_per_node or allocated or (driver and not _hidden(env))):
+        return "cpu"
+    raise _missing(setting, gpus_per_node, allocated, driver, env)
+
+
+def _missing(
+    setting: str, gpus_per_node: int, allocated: list[str], driver: str, env: Mapping[str, str]
+) -> NoGpuError:
+    """Return the error that there is no GPU, though there is a reason to use one."""
+    reason = f"this host has {driver}"
     if setting == "cuda":
         reason = "parallel.device=cuda"
     elif gpus_per_node:
         reason = f"launch.gpus_per_node={gpus_per_node}"
     elif allocated:
         reason = f"the job has GPUs ({allocated[0]})"
-    elif built and gpu_driver.driver() and not _hidden(env):
-        reason = f"this host has {gpu_driver.driver()}"
-    else:
-        return "cpu"
     why = f"CUDA_VISIBLE_DEVICES={env.get('CUDA_VISIBLE_DEVICES', 'unset')!r}{_no_gpu()}"
     cure = "" if setting == "cuda" else "; parallel.device=cpu trains on the CPU"
     if "SLURM_JOB_ID" in env and not (gpus_per_node or allocated):
@@ -98,7 +104,7 @@ def kind(setting: str, gpus_per_node: int = 0, env: Mapping[str, str] = os.envir
     host = socket.gethostname()
     error = NoGpuError(f"{reason}, but torch sees no GPU here, on {host} ({why}){cure}")
     error.hosts = [host]
-    raise error
+    return error
 
 
 def _hidden(env: Mapping[str, str]) -> bool:

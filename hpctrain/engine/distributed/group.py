@@ -56,10 +56,10 @@ def process_group(
     """
     if (count := threads(ranks, launch.cpus_per_task)) is not None:
         torch.set_num_threads(count)
-    timeout = timedelta(seconds=config.timeout_s)
+    several, timeout = ranks.world_size > 1, timedelta(seconds=config.timeout_s)
     # Groups that are made later, such as those of a mesh, would wait for torch's 10 or 30 minutes.
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = timeout
-    key = _secret(ranks, folder, config.timeout_s) if ranks.world_size > 1 else None
+    key = _secret(ranks, folder, config.timeout_s) if several else None
     began = time.monotonic()
     try:
         store = dist.HashStore() if key is None else _store(ranks, timeout, key)
@@ -75,21 +75,13 @@ def process_group(
             world_size=ranks.world_size,
             timeout=timeout,
         )
-        if ranks.world_size > 1:  # a single rank may never need NCCL, which takes time and memory
+        if several:  # a single rank may never need NCCL, which takes time and memory
             _connect(device)
     except (RuntimeError, ValueError) as error:  # DistStoreError and similar ones are RuntimeErrors
         _after_failure(ranks)
-        choose = "; if the nodes have several networks, set MASTER_ADDR and network.interface"
-        raise JoinError(
-            f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} after "
-            f"{time.monotonic() - began:.0f} s ({one_line(str(error))})"
-            f"{choose * (ranks.num_nodes > 1)}"
-        ) from error
+        raise _not_joined(ranks, error, time.monotonic() - began) from error
     try:
-        with (
-            nullcontext() if key is None else _members_only(ranks, key),
-            long_work.use(long_work.Group(store, ranks.rank, ranks.world_size, config.timeout_s)),
-        ):
+        with nullcontext() if key is None else _members_only(ranks, key, store, config.timeout_s):
             yield device
         # Without it, rank 0 may end the store while other ranks still use it.
         dist.barrier()
@@ -97,6 +89,14 @@ def process_group(
         _after_failure(ranks)
         raise
     dist.destroy_process_group()
+
+
+def _not_joined(ranks: RankInfo, error: Exception, after_s: float) -> JoinError:
+    choose = "; if the nodes have several networks, set MASTER_ADDR and network.interface"
+    return JoinError(
+        f"{ranks}: no process group at {ranks.master_addr}:{ranks.master_port} after "
+        f"{after_s:.0f} s ({one_line(str(error))}){choose * (ranks.num_nodes > 1)}"
+    )
 
 
 def _connect(device: torch.device) -> None:
@@ -123,8 +123,10 @@ def _secret(ranks: RankInfo, folder: Path | None, timeout_s: float) -> bytes:
 
 
 @contextmanager
-def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
-    """Check that all ranks know the secret, and sign torch's objects from then on."""
+def _members_only(
+    ranks: RankInfo, key: bytes, store: dist.Store, timeout_s: float
+) -> Iterator[None]:
+    """Check that all ranks know the secret; then sign torch's objects, and wait by the store."""
     try:
         own = members.check(key)
     except RuntimeError as error:
@@ -132,7 +134,8 @@ def _members_only(ranks: RankInfo, key: bytes) -> Iterator[None]:
             f"{ranks}: the ranks could not check each other at {ranks.master_addr}:"
             f"{ranks.master_port} ({one_line(str(error))})"
         ) from error
-    with members.signed_objects(own):
+    group = long_work.Group(store, ranks.rank, ranks.world_size, timeout_s)
+    with members.signed_objects(own), long_work.use(group):
         yield
 
 
@@ -167,18 +170,15 @@ _FOR_EVER = timedelta(days=365)
 
 
 @contextmanager
-def lease(store: dist.Store | None, rank: int, port: int) -> Iterator[None]:
+def lease(store: dist.Store, rank: int, port: int) -> Iterator[None]:
     """Let this rank end itself in the context, a minute after rank 0 has gone.
 
     On a node that Slurm has lost, a rank would wait for the others until `parallel.timeout_s`,
     while another step of the job trains the run. A thread waits for a key of the store, in C++
     without Python's lock, so nothing is done during a step.
 
-    `store` is that of the process group, on this port of rank 0; without one nothing is done.
+    `store` is that of the process group, on this port of rank 0.
     """
-    if store is None:
-        yield
-        return
     key, over = f"lease/{rank}", threading.Event()
     own = store.clone()  # type: ignore[attr-defined]  # torch's stub lacks it
 

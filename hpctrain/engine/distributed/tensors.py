@@ -10,6 +10,16 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def is_released(tensor: torch.Tensor) -> bool:
+    """Return whether a parameter only stands for a weight that `quantized.release` has freed.
+
+    Buffers may be expanded by the model itself.
+    """
+    if not isinstance(tensor, torch.nn.Parameter) or tensor.requires_grad:
+        return False
+    return tensor.ndim == 2 and tensor.stride() == (0, 0) and tensor.numel() > 1
+
+
 def own_region(tensor: torch.Tensor) -> tuple[slice, ...]:
     """Return the part of the whole tensor that this rank has, as one slice for each dimension."""
     region = [range(size) for size in tensor.shape]

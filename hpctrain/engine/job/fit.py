@@ -134,7 +134,7 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             rank = _Rank(config, run, ranks, device, attempt, stop, account)
             with (
                 named_if_late(run.path, ranks, config.parallel.timeout_s),
-                lease(store, ranks.rank, ranks.master_port),
+                lease(store, ranks.rank, ranks.master_port) if store else nullcontext(),
                 deterministic(device) if config.train.deterministic else nullcontext(),
                 default_dtype(config.precision),
                 _explained(run),

@@ -71,17 +71,6 @@ class BufferValues:
 
 
 @contextmanager
-def _same_buffers(*models: nn.Module) -> Iterator[None]:
-    """Leave the buffers of the models as they are before."""
-    buffers = BufferValues(*models)
-    buffers.keep()
-    try:
-        yield
-    finally:
-        buffers.restore()
-
-
-@contextmanager
 def same_modes(model: nn.Module) -> Iterator[None]:
     """Leave each module in the mode, training or evaluation, that it has before."""
     modes = [(module, module.training) for module in model.modules()]
@@ -95,8 +84,13 @@ def same_modes(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def dry_run(*models: nn.Module) -> Iterator[None]:
     """Leave the buffers and modes of the models, and the random states, as they are before."""
-    with same_modes(nn.ModuleList(models)), same_generators(), _same_buffers(*models):
-        yield
+    buffers = BufferValues(*models)
+    buffers.keep()
+    with same_modes(nn.ModuleList(models)), same_generators():
+        try:
+            yield
+        finally:
+            buffers.restore()
 
 
 def _named(models: tuple[nn.Module, ...]) -> Iterator[_Named]:

@@ -72,16 +72,6 @@ def release(model: nn.Module, device: torch.device) -> None:
             layer.weight = nn.Parameter(one.expand(weight.shape), requires_grad=False)
 
 
-def is_released(tensor: torch.Tensor) -> bool:
-    """Return whether a parameter only stands for a weight that `release` has freed.
-
-    Buffers may be expanded by the model itself.
-    """
-    if not isinstance(tensor, nn.Parameter) or tensor.requires_grad:
-        return False
-    return tensor.ndim == 2 and tensor.stride() == (0, 0) and tensor.numel() > 1
-
-
 def quantize(model: nn.Module) -> None:
     """Pack the loaded weights of all layers with an adapter that are not packed yet, in place."""
     for name, layer in adapted(model):

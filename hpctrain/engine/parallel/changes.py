@@ -24,8 +24,8 @@ from hpctrain.engine.parallel.precision import compute_in_float8, float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Values, place
-from hpctrain.engine.parallel.reducing.expert_loads import Loads, compute_eagerly
-from hpctrain.engine.parallel.setup import BuiltStage, Setup
+from hpctrain.engine.parallel.reducing.expert_loads import compute_eagerly
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.fsdp import shard
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 from hpctrain.errors import ConfigError
@@ -57,7 +57,8 @@ def change(
             setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if train.lora.quantize:
         release(model, storage)
-    place(model, values, storage, mesh.stage_group)
+    if values == "built":
+        place(model, storage, mesh.stage_group)
     if degrees.tp > 1:
         _check_compile(setup)
         divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)
@@ -75,31 +76,22 @@ def change(
         for module in [model] if train.compile == "model" else blocks:
             module.compile()
     if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
-        compiled = train.compile != "off"
-        shard(model, blocks, mesh, setup.precision, parallel, experts, compiled=compiled)
+        shard(model, blocks, setup, experts)
     return counts
 
 
-def pipeline(setup: Setup, stages: list[BuiltStage]) -> PipelineModel:
-    """Return the stages of this rank with their schedule."""
-    schedule, mesh, pp = setup.parallel.pipeline.schedule, setup.mesh, setup.mesh.degrees.pp
-    first = stages[0]
+def pipeline(
+    setup: Setup, stages: list[nn.Module], inputs: list[str], counts: list[int]
+) -> PipelineModel:
+    """Return the stages of this rank with their schedule; `counts` are the blocks of all stages."""
+    schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
     if dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
-            *(schedule, " + ".join(map(str, first.counts)), setup.accumulate),
+            *(schedule, " + ".join(map(str, counts)), setup.accumulate),
             100 * bubble(schedule, pp, setup.accumulate),
         )
-    made = PipelineModel(
-        [stage.module for stage in stages],
-        *(mesh, setup.precision, setup.accumulate),
-        schedule=schedule,
-        inputs=first.inputs,
-        seed=setup.training.seed,
-        divided_loss=setup.divided_loss,
-    )
-    made.loads = Loads(made.module, first.loads)
-    return made
+    return PipelineModel(stages, inputs, setup)
 
 
 def _blocks(setup: Setup, model: nn.Module) -> list[str]:

@@ -15,7 +15,6 @@ from torch import nn
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.gpu_support import lack
-from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.errors import ConfigError
 
 DTYPES = {
@@ -73,12 +72,7 @@ class Precision:
         if self.compute in ("tf32", "fp8") and (needed := lack(self.compute, device)):
             raise ConfigError(f"precision.compute={self.compute}: it needs {needed}")
         if device.type == "cuda":
-            tf32 = self.compute == "tf32"
-            if tf32 and torch.version.hip:
-                os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # else some torchs use fp32
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            # Convolutions have a switch of their own, which torch leaves on.
-            torch.backends.cudnn.allow_tf32 = tf32
+            _switch_tf32(self.compute == "tf32")
 
     @property
     def autocast(self) -> torch.dtype | None:
@@ -99,8 +93,9 @@ class Precision:
         If the loss, the sum over all ranks, is not finite, the scale is not the cause and does not
         change. The norm is that of the global gradient.
         """
-        if self.compute != "fp16":
-            return True
+        return self.compute != "fp16" or self._fits(loss, norm)
+
+    def _fits(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
         if not math.isfinite(loss):
             return False
         if not math.isfinite(norm):
@@ -124,6 +119,14 @@ class Precision:
         """Continue with the scale that `state_dict` returned, unless the format is another."""
         if self.compute == "fp16" and state["scale"] != 1.0:
             self.scale, self._good_steps = state["scale"], state["good_steps"]
+
+
+def _switch_tf32(on: bool) -> None:
+    if on and torch.version.hip:
+        os.environ.setdefault("HIPBLASLT_ALLOW_TF32", "1")  # else some torchs use fp32
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    # Convolutions have a switch of their own, which torch leaves on.
+    torch.backends.cudnn.allow_tf32 = on
 
 
 def compute_in_float8(model: nn.Module, names: Collection[str]) -> None:
@@ -151,6 +154,8 @@ def float8_layers(model: nn.Module, classes: list[str]) -> list[str]:
     model without such blocks, all linear layers but the last one are taken. Layers whose sizes are
     not multiples of 16 stay in bfloat16 too, as the GPU's instruction requires.
     """
+    from hpctrain.engine.parallel.preparing.blocks import find_blocks
+
     linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     blocks: list[str] = []
     try:

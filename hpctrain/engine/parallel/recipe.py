@@ -4,20 +4,22 @@
     change:          plan ── cut ── tp ── cp ── ep ── float8 ── checkpointing ── compile ── shard
     then wrap:       ParallelModel, DDPModel, LocalSGDModel, FSDPModel or PipelineModel
 
-A model without a pipeline is one stage. What only some layouts need is imported for them alone.
+A model without a pipeline is one stage. What only some layouts or models need is imported for them
+alone.
 """
 
 import inspect
+from typing import NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
 from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import (
     Setting,
     cast_parameters,
@@ -25,10 +27,24 @@ from hpctrain.engine.parallel.preparing.whole_model import (
     freeze,
     prepare_modes,
 )
-from hpctrain.engine.parallel.reducing.expert_loads import load_sizes
-from hpctrain.engine.parallel.setup import BuiltStage, Setup, Training
+from hpctrain.engine.parallel.setup import Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
+
+
+class _BuiltStage(NamedTuple):
+    """A model that is ready to be wrapped, or one stage of it.
+
+    `counts` are the stages' blocks, and `loads` the numbers of experts of the modules that have
+    some; these, the settings and the summary are those of the whole model.
+    """
+
+    module: nn.Module
+    inputs: list[str]
+    counts: list[int]
+    loads: dict[str, int]
+    settings: dict[str, Setting]
+    summary: ModelSummary
 
 
 def parallelize(
@@ -40,18 +56,18 @@ def parallelize(
     gets the values of rank 0.
     """
     setup = Setup(build, parallel, mesh, precision, training)
-    if (pp := mesh.degrees.pp) > 1:
-        from hpctrain.engine.parallel.changes import pipeline
-        from hpctrain.engine.parallel.dividing.stages import numbers_of
+    stage = _stage(setup, mesh.pp_rank, first=True)
+    wrapped = _wrapped(setup, stage) if mesh.degrees.pp == 1 else _pipeline(setup, stage)
+    wrapped.settings, wrapped.summary = stage.settings, stage.summary
+    if stage.loads:
+        from hpctrain.engine.parallel.reducing.expert_loads import Loads
 
-        numbers = numbers_of(parallel.pipeline.schedule, pp, mesh.pp_rank)
-        stages = [_stage(setup, number, first=i == 0) for i, number in enumerate(numbers)]
-        return stages[0].known(pipeline(setup, stages))
-    stage = _stage(setup, 0, first=True)
-    return stage.known(_wrapped(setup, stage.module))
+        whole = stage.module if mesh.degrees.pp == 1 else wrapped.module
+        wrapped.loads = Loads(whole, stage.loads)
+    return wrapped
 
 
-def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
+def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
     What holds for the whole model is done and said with the `first` stage of this rank.
@@ -65,37 +81,57 @@ def _stage(setup: Setup, number: int, *, first: bool) -> BuiltStage:
     check_layers(model)
     cast_parameters(model, setup.precision.params)
     prepare_modes(model, says=first)
-    if first:
+    modules = dict(model.named_modules())
+    if first and any(isinstance(module, _NormBase) for module in modules.values()):
+        from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
+
         advice = setup.accumulate, training.norm, training.may_sync
         prepare_batch_norms(model, mesh, train, *advice, trains=training.says)
     chosen: dict[str, Setting] = {}
     if training.ours:
         chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)
-    summary = ModelSummary.of(model, parallel.blocks)
-    inputs, loads = list(inspect.signature(model.forward).parameters), load_sizes(model)
+    summary = ModelSummary.of(model)
+    inputs = list(inspect.signature(model.forward).parameters)
+    loads = {n: vars(m)["experts"] for n, m in modules.items() if hasattr(m, "take_loads")}
     check_arguments(inputs, training.arguments)
     counts: list[int] = []
     if setup.changes:
         from hpctrain.engine.parallel.changes import change
 
         counts = change(setup, model, number, values, storage)
-    else:
-        place(model, values, storage, mesh.stage_group)
+    elif values == "built":
+        place(model, storage, mesh.stage_group)
     fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
-    return BuiltStage(model, inputs, counts, loads, chosen, summary)
+    return _BuiltStage(model, inputs, counts, loads, chosen, summary)
 
 
-def _wrapped(setup: Setup, module: nn.Module) -> ParallelModel:
+def _pipeline(setup: Setup, first: _BuiltStage) -> ParallelModel:
+    """Return the stages of this rank with their schedule."""
+    from hpctrain.engine.parallel.changes import pipeline
+    from hpctrain.engine.parallel.dividing.stages import numbers_of
+
+    mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
+    _, *others = numbers_of(schedule, mesh.degrees.pp, mesh.pp_rank)
+    stages = [first, *(_stage(setup, number, first=False) for number in others)]
+    return pipeline(setup, [stage.module for stage in stages], first.inputs, first.counts)
+
+
+def _wrapped(setup: Setup, stage: _BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
-    held = module, setup.mesh, setup.precision, setup.accumulate
-    alone = setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
+    module, alone = stage.module, setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):
+        held = module, setup.mesh, setup.precision, setup.accumulate
         return ParallelModel(*held, divided_loss=setup.divided_loss)
+    return _of_ranks(setup, module)
+
+
+def _of_ranks(setup: Setup, module: nn.Module) -> ParallelModel:
+    """Return the wrapper of a model whose gradients several ranks have."""
     if not setup.whole:
         from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 
-        return FSDPModel(*held, setup.parallel, divided_loss=setup.divided_loss)
+        return FSDPModel(module, setup)
     from hpctrain.engine.parallel.wrappers.ddp import DDPModel, LocalSGDModel
 
     replicas = DDPModel if setup.train.local_sgd.every is None else LocalSGDModel
-    return replicas(*held, setup.parallel, setup.train)
+    return replicas(module, setup)

@@ -1,34 +1,14 @@
-"""What is known before a model is spread, and what is known of it when it is."""
+"""What is known before a model is spread: how it is trained, and what the config decides."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from torch import nn
+from typing import Any
 
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
 from hpctrain.engine.parallel.preparing.initial import Build
-from hpctrain.engine.parallel.preparing.whole_model import Setting, with_adapters
-from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-
-
-class BuiltStage(NamedTuple):
-    """A model that is ready to be wrapped, or one stage of it; `counts` are the stages' blocks."""
-
-    module: nn.Module
-    inputs: list[str]
-    counts: list[int]
-    loads: dict[str, int]
-    settings: dict[str, Setting]
-    summary: ModelSummary
-
-    def known(self, wrapped: ParallelModel) -> ParallelModel:
-        """Let the wrapped model know what this stage knows of the whole model, and return it."""
-        wrapped.settings, wrapped.summary = self.settings, self.summary
-        return wrapped
+from hpctrain.engine.parallel.preparing.whole_model import with_adapters
 
 
 @dataclass(frozen=True)
@@ -61,7 +41,12 @@ class Training:
 
 
 class Setup:
-    """What the config decides; `whole` tells whether each rank has all parameters and gradients."""
+    """What the config decides.
+
+    Attributes:
+        whole: Whether each rank has all parameters and gradients.
+        changes: Whether modules are divided, or compute in another way.
+    """
 
     def __init__(
         self,
@@ -73,18 +58,12 @@ class Setup:
     ) -> None:
         self.training, self.train, self.accumulate = training, training.train, training.accumulate
         self.parallel, self.mesh, self.precision = parallel, mesh, precision
-        self.build, degrees, lora = build, mesh.degrees, training.train.lora
-        if lora.patterns:
-            self.build = lambda: with_adapters(build(), lora)
-        divides_logits = training.loss_parallel and parallel.loss_parallel
-        self.divided_loss = divides_logits and degrees.tp > 1
+        self.build, degrees, train = build, mesh.degrees, training.train
+        if train.lora.patterns:
+            self.build = lambda: with_adapters(build(), train.lora)
+        self.divided_loss = training.loss_parallel and parallel.loss_parallel and degrees.tp > 1
         divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
         self.whole = not divided
-
-    @property
-    def changes(self) -> bool:
-        """Whether modules are divided, or compute in another way."""
-        train = self.train
         computes = train.activation_checkpointing != "none" or train.compile != "off"
-        quantized = train.lora.quantize or self.precision.compute == "fp8"
-        return not self.whole or computes or bool(quantized)
+        computes |= bool(train.lora.quantize) or precision.compute == "fp8"
+        self.changes = divided or computes

@@ -18,7 +18,7 @@ from torch import nn
 
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.checkpoint.starting_point import plain_name
+from hpctrain.engine.checkpoint.saved_state import plain_name
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task
 from hpctrain.errors import ConfigError

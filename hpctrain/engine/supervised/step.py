@@ -110,7 +110,7 @@ class TrainStep(Part):
         groups = optimizer.param_groups
         self._ratios = rate_ratios(optimizer, base_lr) if base_lr else [1.0] * len(groups)
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
-        self._buffers = BufferValues(*[model.module] * self.health.undoes)
+        self._buffers = BufferValues(model.module) if self.health.undoes else None
         self.totals = Totals()
         self.grad_norm: float | torch.Tensor = math.nan
         self._lr = math.nan
@@ -130,12 +130,13 @@ class TrainStep(Part):
         """
         mesh, precision = self.model.mesh, self.model.precision
         self._lr = lr
-        if self.health.undoes:
+        if self._buffers is not None:
             self._buffers.keep()
         at_step(self.task, self.model.step)
         names, values = self.model.forward_backward(self.task, batch)
-        sums, rest = self.exchange.reduce(values, self.model.loads.joined)
-        balanced = self.model.loads.balance(rest, names, sums)
+        loads = self.model.loads
+        sums, rest = self.exchange.reduce(values, *([loads.joined] if loads else ()))
+        balanced = loads.balance(rest, names, sums) if loads else (names, sums)
         place = 2 * names.index("loss")
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
@@ -151,7 +152,7 @@ class TrainStep(Part):
         healthy = self.health.accepts(loss, norm, values[place], count)
         if healthy:
             self.totals.add(*balanced)
-        else:
+        elif self._buffers is not None:
             self._buffers.restore()
         updates = fits and healthy
         if updates:

@@ -27,6 +27,8 @@ _KEPT = {
     _ops.mm.default,
     _ops.bmm.default,
     _ops.addmm.default,
+    _ops._grouped_mm.default,
+    _ops._scaled_mm.default,
     _ops.convolution.default,
     _ops._scaled_dot_product_flash_attention.default,
     _ops._scaled_dot_product_efficient_attention.default,

@@ -29,18 +29,15 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from torch.distributed.tensor import DTensor
 
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.distributed.tensors import local, own_region
-from hpctrain.engine.layers.quantized import is_released
+from hpctrain.engine.distributed.tensors import is_released, local, own_region
 from hpctrain.engine.layers.ties import tie, ties
-from hpctrain.engine.parallel.preparing.blocks import path_of
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]
-_Holder = tuple[
-    str, nn.Module, list[str]
-]  # a module with its name, and the keys of its own tensors
+# The beginning of the names of a module's tensors, the module, and the keys of its own tensors.
+_Holder = tuple[str, nn.Module, list[str]]
 _Value = tuple[str, torch.Tensor]
 Values = Literal["by modules", "from rank 0", "built"]
 """Where initial values come from: `init_module`, rank 0, or the constructor on every rank."""
@@ -53,13 +50,15 @@ def skeleton(build: Build, seed: int) -> nn.Module | None:
             seed_generators(seed)
             return build()
     except Exception as error:  # what is wrong with the model itself is raised by the next build
-        # The constructor reads a value, for example, which a tensor without memory does not have.
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        if not dist.is_initialized() or dist.get_rank() == 0:
-            log.info(
-                "the model cannot be built on the meta device, so all ranks build it: %s", reason
-            )
+        _say_why(error)
         return None
+
+
+def _say_why(error: Exception) -> None:
+    # The constructor reads a value, for example, which a tensor without memory does not have.
+    reason = next(iter(str(error).splitlines()), type(error).__name__)
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
 
 
 @contextmanager
@@ -111,44 +110,36 @@ def fill(
     `storage` is the device of the parameters, `group` the ranks that have the same modules; None
     means all.
     """
-    if values == "by modules":
-        fill_modules(model, build, seed, device, storage, group)
-    elif values == "from rank 0":
+    if values == "from rank 0":
         _fill_from_rank_0(model, build, seed, device, storage)
+    elif values == "by modules":
+        allocate(model, storage)
+        if storage.type != "meta":  # else there is no memory for values: only the sizes are wanted
+            _fill_modules(model, build, seed, device, group)
     if storage != device:
         _to_device(model, device)
 
 
-def fill_modules(
-    model: nn.Module,
-    build: Build,
-    seed: int,
-    device: torch.device,
-    storage: torch.device,
-    group: dist.ProcessGroup | None = None,
+def _fill_modules(
+    model: nn.Module, build: Build, seed: int, device: torch.device, group: dist.ProcessGroup | None
 ) -> None:
-    """Give a model of the meta device the initial parameters of the one that `build` returns.
+    """Give a model the initial parameters of the one that `build` returns, module by module.
 
     The modules of `model` may have other classes by now, but their names are the same. All ranks of
     the group call this together.
     """
-    allocate(model, storage)
-    if storage.type == "meta":  # there is no memory for values: only the sizes are wanted
-        return
-    parameters, buffers = model.named_parameters, model.named_buffers
-    named = (*parameters(remove_duplicate=False), *buffers(remove_duplicate=False))
-    targets = {name: tensor for name, tensor in named if not is_released(tensor)}
+    own = (model.named_parameters, model.named_buffers)
+    every = [pair for named in own for pair in named(remove_duplicate=False)]
+    targets = {name: tensor for name, tensor in every if not is_released(tensor)}
     original: Any = skeleton(build, seed)
-    assert original is not None
     holders = []
     for name, module in original.named_modules():
-        if keys := [key for key in _own(module) if path_of(name, key) in targets]:
-            holders.append((name, module, keys))
+        start = f"{name}." if name else ""
+        if keys := [key for key in _own(module) if start + key in targets]:
+            holders.append((start, module, keys))
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-    every = (
-        _drawn(original, holders, seed) if alone else _sent(original, holders, seed, device, group)
-    )
-    for name, whole in every:
+    drawn = _drawn(original, holders, seed)
+    for name, whole in drawn if alone else _sent(original, holders, seed, device, group):
         target = targets[name]
         part = whole[own_region(target)] if isinstance(target, DTensor) else whole
         with torch.no_grad():
@@ -158,10 +149,10 @@ def fill_modules(
 
 def _drawn(original: Any, holders: Sequence[_Holder], seed: int) -> Iterator[_Value]:
     """Yield the initial values, drawn by this process alone."""
-    for name, module, keys in holders:
-        drawn = _draw(original, name, module, seed)
+    for start, module, keys in holders:
+        drawn = _draw(original, start, module, seed)
         for key in keys:
-            yield path_of(name, key), drawn[key]
+            yield start + key, drawn[key]
 
 
 def _sent(
@@ -188,8 +179,9 @@ def _sent(
             raise error
         if failed < ranks:
             _draw(original, *turn[failed][:2], seed)  # the same error, on every rank
-            raise DistributedError(f"another rank could not draw the values of {turn[failed][0]}")
-        for source, (name, module, keys) in enumerate(turn):
+            name = turn[failed][0].removesuffix(".")
+            raise DistributedError(f"another rank could not draw the values of {name}")
+        for source, (start, module, keys) in enumerate(turn):
             for key in keys:
                 like = _own(module)[key]
                 if source == rank:
@@ -197,13 +189,14 @@ def _sent(
                 else:
                     whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device=device)
                 _broadcast(whole, source, group)
-                yield path_of(name, key), whole
+                yield start + key, whole
 
 
-def _draw(model: Any, name: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+def _draw(model: Any, start: str, module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
     """Return the initial values of what a module itself holds, on the CPU; it stays as it was."""
     before = dict(module._parameters), dict(module._buffers)
-    seed_generators(xxhash.xxh64_intdigest(f"{seed} {name}".encode()) >> 1)
+    text = f"{seed} {start.removesuffix('.')}"
+    seed_generators(xxhash.xxh64_intdigest(text.encode()) >> 1)
     for key, like in _own(module).items():
         whole = torch.empty(like.shape, dtype=_drawn_dtype(like), device="cpu")
         if key in module._parameters:
@@ -260,15 +253,11 @@ def _fill_from_rank_0(
         buffer.copy_(value)
 
 
-def place(
-    model: nn.Module, values: Values, storage: torch.device, group: dist.ProcessGroup | None
-) -> None:
+def place(model: nn.Module, storage: torch.device, group: dist.ProcessGroup | None) -> None:
     """Bring a model that every rank has built to its device, with the group's first one's values.
 
-    The ranks may have drawn others. A model of another kind of `values` gets them by `fill`.
+    The ranks may have drawn others.
     """
-    if values != "built":
-        return
     model.to(storage)
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return

@@ -16,7 +16,7 @@ of the parameters.
 
 import difflib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -29,10 +29,8 @@ from torch.nn.parameter import is_lazy
 from hpctrain.base.terminal.terminal import few
 from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
-from hpctrain.engine.distributed.tensors import dtype_name
 from hpctrain.engine.layers.lora import add_adapters, freeze_base, is_adapter
 from hpctrain.engine.layers.ties import ties
-from hpctrain.engine.parallel.preparing.blocks import find_blocks, path_of
 from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -44,20 +42,24 @@ def check_layers(model: nn.Module) -> None:
     A ConfigError names a layer that learns its sizes from its first batch, or has sparse gradients.
     """
     for name, module in model.named_modules():
-        place = f"model: the layer {name} ({type(module).__name__})" if name else "model: it"
         own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-        if any(map(is_lazy, own)):
-            plain = type(module).__name__.removeprefix("Lazy")
-            raise ConfigError(
-                f"{place} learns its sizes from the first batch, but its parameters must exist "
-                "before it: ranks divide them, and the optimizer gets them. Use "
-                f"{plain} with its sizes"
-            )
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
-            raise ConfigError(
-                f"{place} has sparse=True, and sparse gradients cannot be added over ranks, "
-                "clipped and judged as the others: give sparse=False, which trains the same"
-            )
+        lazy = any(map(is_lazy, own))
+        if lazy or (isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse):
+            _refuse_layer(name, type(module).__name__, lazy=lazy)
+
+
+def _refuse_layer(name: str, kind: str, *, lazy: bool) -> None:
+    place = f"model: the layer {name} ({kind})" if name else "model: it"
+    if lazy:
+        raise ConfigError(
+            f"{place} learns its sizes from the first batch, but its parameters must exist before "
+            "it: ranks divide them, and the optimizer gets them. Use "
+            f"{kind.removeprefix('Lazy')} with its sizes"
+        )
+    raise ConfigError(
+        f"{place} has sparse=True, and sparse gradients cannot be added over ranks, clipped and "
+        "judged as the others: give sparse=False, which trains the same"
+    )
 
 
 def undivided(model: nn.Module) -> list[nn.Parameter]:
@@ -71,20 +73,17 @@ def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
     With float64, buffers and complex numbers are converted, too. A model that has float64 by itself
     is a ConfigError otherwise: it would be trained in another format than it was written for.
     """
-    if dtype == torch.float64:
-        for tensor in (*model.parameters(), *model.buffers()):
-            if tensor.is_floating_point() or tensor.is_complex():
-                tensor.data = tensor.data.to(torch.complex128 if tensor.is_complex() else dtype)
-        return
-    for name, parameter in model.named_parameters():
-        if parameter.dtype in (torch.float64, torch.complex128):
+    double = dtype == torch.float64
+    for name, tensor in (*model.named_parameters(), *(model.named_buffers() if double else ())):
+        if not double and tensor.dtype in (torch.float64, torch.complex128):
+            had, wanted = (str(each).removeprefix("torch.") for each in (tensor.dtype, dtype))
             raise ConfigError(
-                f"model: its parameter {name} is {dtype_name(parameter.dtype)}, but "
-                f"precision.params would train it in {dtype_name(dtype)}: use precision=fp64, or "
-                "build the model in float32 (its method float() converts it)"
+                f"model: its parameter {name} is {had}, but precision.params would train it in "
+                f"{wanted}: use precision=fp64, or build the model in float32 (its method float() "
+                "converts it)"
             )
-        if parameter.is_floating_point():
-            parameter.data = parameter.data.to(dtype)
+        if tensor.is_floating_point() or (double and tensor.is_complex()):
+            tensor.data = tensor.data.to(torch.complex128 if tensor.is_complex() else dtype)
 
 
 def prepare_modes(model: nn.Module, *, says: bool) -> None:
@@ -94,25 +93,21 @@ def prepare_modes(model: nn.Module, *, says: bool) -> None:
     """
     if not model.training:
         model.train()
-    parts = list(_evaluating("", model))
+    parts = {name: module for name, module in model.named_modules() if not module.training}
     if parts and says and dist.get_rank() == 0:
+        outermost = [name for name in parts if name.rpartition(".")[0] not in parts]
         log.info(
             "%s: in evaluation mode, as the model has made it, and it stays so: no dropout, and "
             "no new statistics of a batch norm",
-            few(parts, 1),
+            few([f"{name} ({type(parts[name]).__name__})" for name in outermost], 1),
         )
 
 
-def _evaluating(name: str, module: nn.Module) -> Iterator[str]:
-    """Yield the names of the outermost parts in evaluation mode."""
-    if not module.training:
-        yield f"{name} ({type(module).__name__})"
-        return
-    for key, child in module.named_children():
-        yield from _evaluating(path_of(name, key), child)
-
-
 _SHOWN = 6  # names of parameters in an error
+_NOTHING_LEFT = (
+    "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains only "
+    "adapters and what train.lora.also names, or the model's own requires_grad is False"
+)
 
 
 @dataclass(frozen=True)
@@ -173,11 +168,7 @@ def freeze(
         if name in chosen and chosen[name].freeze:
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            "no parameter is left to be trained: optimizer.groups freezes them, train.lora trains "
-            "only adapters and what train.lora.also names, or the model's own requires_grad is "
-            "False"
-        )
+        raise ConfigError(_NOTHING_LEFT)
     return chosen
 
 
@@ -199,6 +190,8 @@ def _hashable(value: Any) -> Any:
 
 def _decayed(model: nn.Module, decay: float, classes: list[str]) -> dict[str, float]:
     """Return each parameter's factor for layer-wise decay, as BEiT has it (Bao et al. 2022)."""
+    from hpctrain.engine.parallel.preparing.blocks import find_blocks
+
     try:
         blocks = [name for name, _ in find_blocks(model, classes)]
     except ConfigError as error:

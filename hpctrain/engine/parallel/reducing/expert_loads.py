@@ -16,12 +16,12 @@ from hpctrain.engine.parallel.reducing.scalars import Numbers, tensor_of
 class Loads:
     """The loads of all experts of a model.
 
-    `model` is what this rank has; without `Experts` all methods do nothing.
-    `sizes` is what `load_sizes` returns for the whole model; None means that it is whole.
+    `model` is what this rank has; `sizes` are the numbers of experts of each module of the whole
+    model that has some, by its name.
     """
 
-    def __init__(self, model: nn.Module, sizes: Mapping[str, int] | None = None) -> None:
-        self._sizes = load_sizes(model) if sizes is None else sizes
+    def __init__(self, model: nn.Module, sizes: Mapping[str, int]) -> None:
+        self._sizes = sizes
         # Other ranks have other layers of a pipeline.
         modules = dict(model.named_modules())
         found = (modules.get(name) for name in self._sizes)
@@ -35,8 +35,6 @@ class Loads:
 
     def joined(self, values: torch.Tensor) -> torch.Tensor:
         """Return the numbers of this rank's part of a step, followed by its loads."""
-        if not self._modules:
-            return values
         # The ranks that divide a layer have other tokens, or all have the same. All of them count,
         # because only ratios of loads matter.
         loads = [
@@ -55,8 +53,6 @@ class Loads:
         Returns the names and the sums of the step (a sum and a count for each name) with one more:
         the largest load of an expert over the mean one, in the layer where it is largest.
         """
-        if not self._modules:
-            return names, sums
         loads = total.split(list(self._sizes.values()))
         for module, load in zip(self._modules, loads, strict=True):
             if module is not None:
@@ -64,12 +60,6 @@ class Loads:
         largest = torch.stack([load.max() / load.mean() for load in loads]).max()
         more = torch.stack([largest, torch.ones_like(largest)])
         return [*names, "expert_load_max"], torch.cat([tensor_of(sums), more])
-
-
-def load_sizes(model: nn.Module) -> dict[str, int]:
-    """Return the number of experts of each module that has some, by its name."""
-    named = model.named_modules()
-    return {name: module.experts for name, module in named if isinstance(module, Experts)}
 
 
 def compute_eagerly(model: nn.Module) -> None:

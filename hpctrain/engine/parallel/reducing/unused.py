@@ -67,8 +67,12 @@ class Unused:
 
     def flags(self) -> list[float]:
         """Return which of the `parameters` this rank has used in this step."""
-        self._own = [float(id(parameter) in self._used) for parameter in self._parameters]
+        own = self._flags()
         self._used.clear()
+        return own
+
+    def _flags(self) -> list[float]:
+        self._own = [float(id(parameter) in self._used) for parameter in self._parameters]
         return self._own
 
     def offer(self, total: Numbers) -> None:
@@ -80,13 +84,10 @@ class Unused:
 
     def settle(self, parameters: Sequence[nn.Parameter], mesh: Mesh) -> None:
         """Remove those of the gradients that no rank has used; all ranks call this together."""
-        own = [float(id(parameter) in self._used) for parameter in parameters]
-        total = torch.tensor(own, device=mesh.device)
+        self._parameters = parameters
+        total = torch.tensor(self._flags(), device=mesh.device)
         mesh.add(total)
-        if not all(own):
-            for parameter, used in zip(parameters, total.tolist(), strict=True):
-                if not used:
-                    parameter.grad = None
+        self.offer(total)
 
     def _post_backward(self, group: Any, reduce: Callable[[], None], *_: Any) -> None:
         if second_gradients.is_first():

@@ -20,27 +20,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.config.schema import ParallelConfig, TrainConfig
-from hpctrain.engine.layers.quantized import is_released
-from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.distributed.tensors import is_released
 from hpctrain.engine.parallel.reducing.gradient_compression import compression
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
 
 class DDPModel(ParallelModel):
     """A model in torch's DistributedDataParallel (Li et al. 2020)."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        parallel: ParallelConfig,
-        train: TrainConfig,
-    ) -> None:
-        options, compress = parallel.ddp, train.compression
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        precision, options = setup.precision, setup.parallel.ddp
         if released := [name for name, p in module.named_parameters() if is_released(p)]:
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, released)
         ddp = DistributedDataParallel(
@@ -53,12 +43,12 @@ class DDPModel(ParallelModel):
         )
         if precision.reduce != precision.params:
             ddp.register_comm_hook(precision.reduce, _average_as)
-        super().__init__(ddp, mesh, precision, accumulate)
-        self._ddp, self._every = ddp, parallel.sync == "every"
-        self._local = train.local_sgd
+        super().__init__(ddp, setup.mesh, precision, setup.accumulate)
+        self._ddp, self._every = ddp, setup.parallel.sync == "every"
+        self._local = setup.train.local_sgd
         self._compression = None
-        if compress.kind != "none":
-            self._compression = compression(compress, module)
+        if setup.train.compression.kind != "none":
+            self._compression = compression(setup.train.compression, module)
             ddp.register_comm_hook(self._compression, type(self._compression).reduce)
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -30,17 +30,15 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel import second_gradients
-from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.lockstep import Lockstep
 from hpctrain.engine.parallel.reducing.scalars import Numbers
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.second_gradients import collect_grad_tensors
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task
 
@@ -51,17 +49,10 @@ _ExpertRanks = Sequence[tuple[nn.Module, DeviceMesh]]
 class FSDPModel(ParallelModel):
     """A model whose blocks, and what is outside of them, were divided by `shard`."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        config: ParallelConfig,
-        *,
-        divided_loss: bool,
-    ) -> None:
-        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        mesh, config = setup.mesh, setup.parallel
+        held = mesh, setup.precision, setup.accumulate
+        super().__init__(module, *held, divided_loss=setup.divided_loss)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, config.zero, config.sync == "every"
         if config.sync == "auto" and (mesh.degrees.dp_shard > 1 or config.fsdp.offload):
@@ -76,14 +67,13 @@ class FSDPModel(ParallelModel):
                 module, blocks, mesh.stage_group, mesh.device, always=config.fsdp.agree
             )
         whole, ranks = undivided(module), mesh.data_mesh
-        unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
-        self.unused, self._unused, self._average = unused, unused, unused.average
+        self.unused = self._unused = Unused(module, whole, ranks, self._lockstep, self.parameters)
         self._whole, self._averages = bool(whole), False
 
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], Numbers]:
         """Add the gradient of the loss per row of a share; reduce it over the ranks."""
         sums = super().forward_backward(task, batch)
-        self._average()
+        self._unused.average()
         return sums
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
@@ -124,7 +114,7 @@ class FSDPModel(ParallelModel):
 
     def _at_end(self) -> None:
         self._averages = False
-        self._average()
+        self._unused.average()
 
     def aside(self) -> AbstractContextManager[object]:
         """Return a context after which the order of the blocks is as unknown as before."""
@@ -144,22 +134,16 @@ class FSDPModel(ParallelModel):
 
 
 def shard(
-    model: nn.Module,
-    blocks: Sequence[nn.Module],
-    mesh: Mesh,
-    precision: Precision,
-    config: ParallelConfig,
-    experts: _ExpertRanks = (),
-    *,
-    compiled: bool = False,
+    model: nn.Module, blocks: Sequence[nn.Module], setup: Setup, experts: _ExpertRanks
 ) -> None:
     """Divide each block, then the rest of the model, over `mesh.data_mesh`, in place.
 
     If dp_shard is 1 they stay whole, and only their gradients are reduced. The parameters of a
     block are gathered together. `experts` are the modules that hold experts which expert parallel
-    has divided, and the ranks that have the same ones. If the model is `compiled`, it keeps the
+    has divided, and the ranks that have the same ones. If the model is compiled, it keeps the
     attributes by which the compiler knows FSDP2.
     """
+    mesh, precision, config = setup.mesh, setup.precision, setup.parallel
     fsdp, on_gpu = config.fsdp, precision.device.type == "cuda"
     offload = CPUOffloadPolicy(pin_memory=on_gpu) if fsdp.offload else OffloadPolicy()
     dtype = precision.autocast if precision.autocast != precision.params else None
@@ -188,7 +172,7 @@ def shard(
         fully_shard(block, reshard_after_forward=within, **options)
     # What is outside of the blocks is needed first in the backward pass, so it stays gathered.
     fully_shard(model, reshard_after_forward=None if within is True else within, **options)
-    if not compiled:
+    if setup.train.compile == "off":
         _forget_wrapper(model)
 
 

@@ -22,15 +22,22 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import Setting
-from hpctrain.engine.parallel.reducing.expert_loads import Loads
 from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
 from hpctrain.engine.tasks.task import Task, checked
 from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from hpctrain.engine.parallel.reducing.expert_loads import Loads
     from hpctrain.engine.parallel.reducing.unused import Unused
+
+
+_NO_GRADIENT = (
+    "the sum of the task's loss has no gradient: it does not depend on a parameter that is "
+    "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all parameters "
+    "frozen?"
+)
 
 
 class ParallelModel:
@@ -45,6 +52,7 @@ class ParallelModel:
     Attributes:
         settings: What the config says about parameters, by name; empty if it says nothing.
         summary: The summary of the whole model; None if it was not made by the recipe.
+        loads: The loads of its experts; None if it has none.
         unused: What lets the optimizer leave out the parameters that no rank has used in a step,
             where this needs to be told; None elsewhere.
     """
@@ -64,10 +72,11 @@ class ParallelModel:
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
-        self._divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
+        self._divided = divided or mesh.degrees.pp > 1
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
-        self.loads = Loads(module)
+        self.loads: Loads | None = None
         self.unused: Unused | None = None
         self._loss: Callable[[], AbstractContextManager[object]] = nullcontext
         if divided_loss:
@@ -82,13 +91,15 @@ class ParallelModel:
         the names of the task's sums, and for each of them this rank's sum and count.
         """
         rows = batch["mask"].shape[0] // self.mesh.weight  # all ranks divide by the same number
-        self.loads.start()
+        if self.loads is not None:
+            self.loads.start()
         parts = []
         for micro, last in split(wide_batch(batch), self.accumulate):
             with self._reduced(last), self._loss():
                 with self.precision.forward():
                     sums = checked(task(self.module, micro))
-                _check_gradient(sums["loss"][0])
+                if not sums["loss"][0].requires_grad:
+                    raise ConfigError(_NO_GRADIENT)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
                 (sums["loss"][0] * (self.precision.scale / rows)).backward()
@@ -109,31 +120,30 @@ class ParallelModel:
         """Return a context whose evaluations leave nothing that later passes depend on."""
         return nullcontext()
 
+    @torch.no_grad()
     def scale_gradients(self, factor: Number, clip_norm: float | None) -> Number:
         """Multiply the gradients by `factor`, then clip their global L2 norm; None does not clip.
 
         Returns the norm before clipping, the same on all ranks: a float on a CPU.
         """
-        gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
-        own = [local(g) for g in gradients] if self._divided else gradients
-        total = _global_norm(gradients, self.mesh, divided=self._divided)
-        if not isinstance(factor, torch.Tensor) or factor.is_cpu:
-            # As below, to the last bit: torch divides a number by a tensor so.
-            value = float(factor)
-            length = value * total.item()
-            if clip_norm is not None:
-                value *= min(1 / (length + 1e-6) * clip_norm, 1.0)
-            if own:
-                torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
-            return length
-        norm = factor * total
+        own = [gradient for p in self.parameters if (gradient := p.grad) is not None]
+        if self._divided:
+            total, own = _norm_of_parts(own, self.mesh), [local(gradient) for gradient in own]
+        elif own:
+            # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
+            total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
+        else:
+            total = torch.zeros((), device=self.mesh.device)
+        if isinstance(factor, torch.Tensor) and not factor.is_cpu:
+            return _scaled_on_gpu(own, factor, total, clip_norm)
+        # As there, to the last bit: torch divides a number by a tensor so.
+        value = float(factor)
+        length = value * total.item()
         if clip_norm is not None:
-            factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
-        for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
-            same = [g for g in own if g.device == device]
-            here = factor.to(device, same[0].dtype.to_real())
-            torch._foreach_mul_(same, here)
-        return norm
+            value *= min(1 / (length + 1e-6) * clip_norm, 1.0)
+        if own:
+            torch._foreach_mul_(own, torch.tensor(value, dtype=own[0].dtype.to_real()))
+        return length
 
     def begin_step(self) -> None:
         """Begin a step of a loop that calls `module` and `backward` itself; see `own_loop`."""
@@ -202,23 +212,23 @@ class ParallelModel:
         return nullcontext()
 
 
-def _global_norm(gradients: list[torch.Tensor], mesh: Mesh, *, divided: bool) -> torch.Tensor:
-    """Return the L2 norm of the gradients of the whole model, shape (), on all ranks.
+def _scaled_on_gpu(
+    own: list[torch.Tensor], factor: torch.Tensor, total: torch.Tensor, clip_norm: float | None
+) -> torch.Tensor:
+    norm = factor * total
+    if clip_norm is not None:
+        factor = factor * (clip_norm / (norm + 1e-6)).clamp(max=1.0)
+    for device in {g.device for g in own}:  # offload leaves undivided parameters on the GPU
+        same = [g for g in own if g.device == device]
+        torch._foreach_mul_(same, factor.to(device, same[0].dtype.to_real()))
+    return norm
 
-    `divided` says whether some may be DTensors.
+
+def _norm_of_parts(gradients: Sequence[torch.Tensor], mesh: Mesh) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, of which a rank has a part.
+
+    Every rank adds its part of the squares, divided by the number of ranks that add the same.
     """
-    divided = divided and any(isinstance(g, DTensor) for g in gradients)
-    if mesh.degrees.pp == 1 and not divided:
-        if not gradients:
-            return torch.zeros((), device=mesh.device)
-        # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
-        norm: torch.Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-        return norm
-    return _norm_of_parts(gradients, mesh)
-
-
-def _norm_of_parts(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    # Every rank adds its part of the squares, divided by the number of ranks that add the same.
     alike: dict[int, list[torch.Tensor]] = {}
     for gradient in gradients:
         alike.setdefault(_copies(gradient, mesh), []).append(local(gradient))
@@ -231,21 +241,15 @@ def _norm_of_parts(gradients: list[torch.Tensor], mesh: Mesh) -> torch.Tensor:
 
 
 def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that have the same elements of a parameter, or of its gradient."""
+    """Return the number of ranks that have the same elements of a gradient.
+
+    It need not be divided as its parameter is: that of a table may be whole on every rank.
+    """
     count = mesh.degrees.ranks // mesh.degrees.pp
     if isinstance(tensor, DTensor):
         for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
             count //= 1 if placement.is_replicate() else size
     return count
-
-
-def _check_gradient(loss: torch.Tensor) -> None:
-    if not loss.requires_grad:
-        raise ConfigError(
-            "the sum of the task's loss has no gradient: it does not depend on a parameter that is "
-            "trained. Is it computed with .detach(), .item(), argmax or NumPy, or are all "
-            "parameters frozen?"
-        )
 
 
 def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

@@ -31,12 +31,11 @@ from hpctrain.data.generators import seeded_generators
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import dry_run
+from hpctrain.engine.layers.experts import Experts
 from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
-from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
-from hpctrain.engine.parallel.reducing.expert_loads import Loads
 from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
@@ -46,6 +45,7 @@ from hpctrain.engine.parallel.reducing.scalars import (
     tensor_of,
 )
 from hpctrain.engine.parallel.reducing.unused import Unused
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import SplitTask, Task, checked, name_of
 from hpctrain.errors import ConfigError
@@ -64,32 +64,23 @@ _KEPT = 8
 class PipelineModel(ParallelModel):
     """The stages of this rank, and the schedule by which they work.
 
-    `accumulate` are the micro-batches of a step; an evaluation has so many in any case. `inputs`
-    are the names of the arguments of the model's forward function. What a task draws for the inputs
-    of a step of the training is a function of `seed`, because all stages need the same.
+    A step has `setup.accumulate` micro-batches; an evaluation has so many in any case. `inputs` are
+    the names of the arguments of the model's forward function. What a task draws for the inputs of
+    a step of the training is a function of the run's seed, because all stages need the same.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[nn.Module],
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        *,
-        schedule: str,
-        inputs: Sequence[str],
-        seed: int,
-        divided_loss: bool = False,
-    ) -> None:
+    def __init__(self, stages: Sequence[nn.Module], inputs: Sequence[str], setup: Setup) -> None:
+        mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
         if not hasattr(PipelineScheduleSingle, "_initialize_pp_stages"):
             raise ConfigError(
                 f"parallel.pp={mesh.degrees.pp}: pipelines need torch 2.13 or newer; "
                 f"this is torch {torch.__version__}"
             )
         module = stages[0] if len(stages) == 1 else United(stages)
-        super().__init__(module, mesh, precision, accumulate, divided_loss=divided_loss)
-        pp, self._kind, self._inputs, self._seed = mesh.degrees.pp, schedule, inputs, seed
-        self._of_evaluation = accumulate
+        held = mesh, setup.precision, setup.accumulate
+        super().__init__(module, *held, divided_loss=setup.divided_loss)
+        pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
+        self._seed, self._of_evaluation = setup.training.seed, setup.accumulate
         self._count = pp * SCHEDULES[schedule]
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
@@ -97,7 +88,7 @@ class PipelineModel(ParallelModel):
         self._last_rank = rank_of(self._count - 1, schedule, pp)
         mesh.has_outputs = self._is_last
         for stage in stages:
-            stage.forward = functools.partial(_forward, stage.forward, precision)
+            stage.forward = functools.partial(_forward, stage.forward, setup.precision)
         self._unused = []
         if mesh.dp_cp_size > 1:
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
@@ -191,7 +182,8 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock, stage.loads, stage.whole = self._clock, Loads(stage.submod), set()
+            stage.clock, stage.whole = self._clock, set()
+            stage.experts = [m for m in stage.submod.modules() if isinstance(m, Experts)]
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
@@ -294,12 +286,13 @@ class _Stage(PipelineStage):
     """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
 
     clock: _Clock
-    loads: Loads
+    experts: list[Experts]
     whole: set[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
-            self.loads.start()
+            for module in self.experts:
+                module.start_loads()
         with self.clock:
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 

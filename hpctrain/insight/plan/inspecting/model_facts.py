@@ -24,9 +24,10 @@ from hpctrain.engine.layers.lora import adapted
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.precision import float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
-from hpctrain.engine.parallel.preparing.blocks import ModelSummary, find_blocks
+from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.identical_blocks import alike
 from hpctrain.engine.parallel.preparing.initial import Build
+from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import check_layers, freeze, with_adapters
 from hpctrain.errors import ConfigError, HpctrainError
 

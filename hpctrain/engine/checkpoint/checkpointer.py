@@ -71,8 +71,8 @@ class Checkpointer:
     `folder` holds one folder for each checkpoint, of which the newest `keep` are kept, and those of
     the steps that `kept` returns. A checkpoint that has an `average` is loaded into these tensors.
     `base` is the digest of the weights that the adapters of the model (LoRA) belong to: then its
-    frozen parameters are neither saved nor loaded. "" saves the whole model. `states` are the tensors
-    that the optimizer keeps for a parameter, about.
+    frozen parameters are neither saved nor loaded. "" saves the whole model. `states` are about the
+    tensors that the optimizer keeps for a parameter.
 
     Attributes:
         wrong: What is not finite in the last checkpoint: a parameter or a buffer by its name, such

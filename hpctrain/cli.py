@@ -29,7 +29,6 @@ from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
-    "new": "hpctrain.insight.project.new",
     "status": "hpctrain.runs.commands.status",
     "logs": "hpctrain.runs.commands.logs",
     "cancel": "hpctrain.runs.commands.cancel",
@@ -42,6 +41,7 @@ COMMANDS = {
     "doctor": "hpctrain.insight.doctor.command",
     "bench": "hpctrain.insight.bench.bench",
     "gc": "hpctrain.runs.commands.gc",
+    "new": "hpctrain.insight.project.new",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.shards.commit import (
+from data_prep.writing.commit import (
     PARTIAL,
     check_ours,
     clear_leftovers,
@@ -17,11 +17,11 @@ from hpctrain.data.shards.commit import (
     storage_error,
     unlock,
 )
+from data_prep.writing.sample_schema import ArrayBatch, check_batch, check_fields
+from data_prep.writing.shard_files import ShardFiles
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.format import ShardFiles
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.sample_schema import ArrayBatch, check_batch, check_fields
 from hpctrain.data.shards.shard import NONE
 from hpctrain.errors import DataError
 

@@ -30,14 +30,14 @@ from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import Survey
 from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
+from data_prep.writing.commit import PARTIAL, storage_error
 from data_prep.writing.finalize import made_by, statistics_of, summary
+from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
-from hpctrain.data.shards.commit import PARTIAL, storage_error
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 SUFFIXES = (".h5", ".hdf5")

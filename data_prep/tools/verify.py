@@ -12,9 +12,9 @@ from data_prep.datasets.dataset import DataSet, blocks, reader_of
 from data_prep.datasets.groups import Groups
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
+from data_prep.writing.moments import Moments
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import ConfigError, DataError
 

@@ -26,6 +26,7 @@ from data_prep.console import size
 from data_prep.formats.opening import naming
 from data_prep.options import Options
 from data_prep.source import InputSource
+from data_prep.writing import commit
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Conversion
 from data_prep.writing.passes import GroupError, choose
@@ -34,7 +35,6 @@ from data_prep.writing.records import ConversionPlan
 from data_prep.writing.renamed import renamed
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.base.terminal.progress_bar import ProgressBar as ProgressBar
-from hpctrain.data.shards import commit
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file

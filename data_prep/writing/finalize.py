@@ -16,14 +16,14 @@ import numpy as np
 import hpctrain
 from data_prep.console import size
 from data_prep.source import BadRecord
+from data_prep.writing.commit import PARTIAL, commit, discard, settle, storage_error
 from data_prep.writing.job import JOB, Conversion
+from data_prep.writing.moments import Moments
 from data_prep.writing.records import ConversionPlan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.terminal.terminal import few
-from hpctrain.data.shards.commit import PARTIAL, commit, discard, settle, storage_error
 from hpctrain.data.shards.index import Index, Shard, Statistics
-from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.shard import digest_file, shard_name
 from hpctrain.errors import ConfigError, DataError
 

@@ -19,10 +19,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from data_prep.writing import commit
+from data_prep.writing.commit import PARTIAL, storage_error
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
-from hpctrain.data.shards import commit
-from hpctrain.data.shards.commit import PARTIAL, storage_error
 from hpctrain.data.shards.index import check_shard
 from hpctrain.errors import DataError, StorageError
 

@@ -16,13 +16,13 @@ import xxhash
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import BadRecords, InputSource
+from data_prep.writing import commit
 from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
 from data_prep.writing.job import CHOICE, LOOK, JobFolder
 from data_prep.writing.records import Result
+from data_prep.writing.shard_files import ShardFiles
 from data_prep.writing.split import ByColumn
 from hpctrain.base.terminal.terminal import few
-from hpctrain.data.shards import commit
-from hpctrain.data.shards.format import ShardFiles
 from hpctrain.data.shards.ragged import hash_keys
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError, StorageError

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from data_prep.source import BadRecords, InputSource, SampleBlock
-from hpctrain.data.shards.sample_schema import check_fields
+from data_prep.writing.sample_schema import check_fields
 from hpctrain.errors import ConfigError, DataError
 
 _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches

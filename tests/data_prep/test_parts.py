@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.writing import commit
+from data_prep.writing.commit import PARTIAL
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import finalize_parts
 from data_prep.writing.job import Conversion
-from hpctrain.data.shards import commit
-from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
 from tests import forkserver
@@ -117,7 +117,7 @@ def test_a_part_waits_for_one_that_puts_together(tmp_path, reference):
     out = tmp_path / "OUT"
     out.mkdir()
     script = (
-        "import sys; from pathlib import Path; from hpctrain.data.shards.commit import lock\n"
+        "import sys; from pathlib import Path; from data_prep.writing.commit import lock\n"
         "held = lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
     )
     command, pipe = [sys.executable, "-c", script, out], subprocess.PIPE

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from data_prep.source import SampleBlock
+from data_prep.writing.commit import PARTIAL
 from data_prep.writing.convert import convert
 from data_prep.writing.finalize import summary
 from data_prep.writing.piece import Converter
-from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.errors import ConfigError, DataError
 from tests.data_prep import read_back
 from tests.data_prep.crash import content

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.writing.commit import PARTIAL
 from data_prep.writing.convert import convert
 from data_prep.writing.job import Conversion
-from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
 from tests import forkserver

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpctrain.data.shards import commit
+from data_prep.writing import commit
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import DTYPES, Field
 from hpctrain.data.shards.index import Index

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from data_prep.writing.moments import BLOCK, MOST_CLASSES, Moments
 from hpctrain.data.shards.field import DTYPES
-from hpctrain.data.shards.moments import BLOCK, MOST_CLASSES, Moments
 from hpctrain.data.shards.ragged import Ragged
 
 rng = np.random.default_rng(0)

@@ -17,8 +17,8 @@ import xxhash
 from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
 from data_prep.source import BadRecords, SourceFile, content_of
+from data_prep.writing.commit import PARTIAL
 from hpctrain.base.terminal.terminal import few
-from hpctrain.data.shards.commit import PARTIAL
 from hpctrain.data.shards.index import FILE
 from hpctrain.errors import ConfigError, DataError
 

@@ -68,7 +68,7 @@ class Field:
 
     @property
     def elsewhere(self) -> bool:
-        """Whether the field does not lie where `hpctrain.data.shards.format` says."""
+        """Whether the field does not lie where `hpctrain.data.shards.shard` says."""
         return bool(self.dataset or self.offsets or self.axis)
 
     def datasets(self, name: str) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """`index.json`, which describes a data set. The login node reads it too: no torch, no h5py.
 
-A data set is a folder of HDF5 shards (see `data.shards.format`) and this file beside them. It
+A data set is a folder of HDF5 shards (see `data.shards.shard`) and this file beside them. It
 is written last, so a folder with an `index.json` is a finished data set.
 
     {
@@ -48,7 +48,7 @@ A reader ignores keys that it does not know. A change that a reader must not ign
 version number.
 
 The fields of HDF5 files that others wrote (`python -m data_prep index`) need not lie where
-`hpctrain.data.shards.format` says; such a field has one or more of these keys:
+`hpctrain.data.shards.shard` says; such a field has one or more of these keys:
 
         "dataset": "/x/data",          its path in each file; of a variable-length field's values
         "offsets": "/x/ends",          the path of a variable-length field's offsets

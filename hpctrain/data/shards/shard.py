@@ -1,4 +1,17 @@
-"""The writing of one shard file, in the layout of `hpctrain.data.shards.format`, and its digest.
+"""A shard, version 1: plain HDF5 that h5ls, h5py and MATLAB read; its writing and its digest.
+
+    /                      attributes: format "hpctrain-shard", version 1, split, count
+    /image                 a fixed-size field: uint8 (count, 3, 64, 64)
+    /label                 another: int64 (count,)
+    /text/values           a variable-length field: uint8 (total,), the samples end to end
+    /text/offsets          int64 (count + 1,): sample i is values[offsets[i]:offsets[i + 1]]
+
+- The first axis of every dataset is the sample (of `values`: the element).
+- Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
+  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
+  than 1024 datasets, those smaller than 4096 bytes begin at any byte.
+- Or they are compressed (`data.shards.compression`) in chunks of whole samples, which begin at
+  such multiples too; `offsets` stay contiguous.
 
 HDF5 writes everything of an uncompressed file but the data, which is then written at the byte
 offsets of the datasets. It makes a compressed file in memory. So ordinary writes bring both to the

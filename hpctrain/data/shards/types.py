@@ -21,4 +21,4 @@ Batch: TypeAlias = "dict[str, torch.Tensor]"
 
 SHARD_FORMAT = "hpctrain-shard"
 SHARD_VERSION = 1
-"""The attributes of a shard in our format: see `hpctrain.data.shards.format`."""
+"""The attributes of a shard in our format: see `hpctrain.data.shards.shard`."""

@@ -1,17 +1,5 @@
-"""Shards, version 1: plain HDF5 that h5ls, h5py and MATLAB read, and how a data set is written.
+"""The shards of a data set: how samples are divided over files (`hpctrain.data.shards.shard`).
 
-    /                      attributes: format "hpctrain-shard", version 1, split, count
-    /image                 a fixed-size field: uint8 (count, 3, 64, 64)
-    /label                 another: int64 (count,)
-    /text/values           a variable-length field: uint8 (total,), the samples end to end
-    /text/offsets          int64 (count + 1,): sample i is values[offsets[i]:offsets[i + 1]]
-
-- The first axis of every dataset is the sample (of `values`: the element).
-- Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
-  bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
-  than 1024 datasets, those smaller than 4096 bytes begin at any byte.
-- Or they are compressed (`data.shards.compression`) in chunks of whole samples, which begin at
-  such multiples too; `offsets` stay contiguous.
 - A file is named SPLIT-00000.h5. It holds as many samples as fit in `max_bytes` of data, and at
   least one.
 - The same samples in the same order give the same bytes, whatever the batches were: no times are
@@ -29,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from hpctrain.data.shards.commit import storage_error
+from data_prep.writing.commit import storage_error
+from data_prep.writing.moments import Moments
+from data_prep.writing.sample_schema import sample_nbytes
 from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
-from hpctrain.data.shards.moments import Moments
 from hpctrain.data.shards.ragged import Ragged
-from hpctrain.data.shards.sample_schema import sample_nbytes
 from hpctrain.data.shards.shard import shard_name, write_shard
 from hpctrain.data.shards.types import Array
 

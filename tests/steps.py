@@ -31,7 +31,7 @@ from hpctrain.engine.steps.saving import Every, Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.schedule import Schedule
-from hpctrain.engine.supervised.step import TrainStep
+from hpctrain.engine.supervised.step import TrainStep, Update
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
@@ -104,7 +104,7 @@ def step_of(
         every = [Stop(), *every]
     exchange = Exchange(model.mesh, every)
     rates = {"clip_norm": clip_norm, "base_lr": base_lr}
-    step = TrainStep(model, task, optimizer, exchange, health, **rates)
+    step = TrainStep(model, task, optimizer, exchange, health, Update(**rates))
     step.use(parts)
     return step
 

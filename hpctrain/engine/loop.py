@@ -46,7 +46,7 @@ from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
 from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
-from hpctrain.engine.supervised.step import TrainStep
+from hpctrain.engine.supervised.step import TrainStep, Update
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
@@ -174,8 +174,7 @@ def build(place: Place) -> Trainer:
     )
     step = TrainStep(
         *(model, task, optimizer, around.exchange, around.health),
-        clip_norm=train.clip_norm,
-        base_lr=config.optimizer.lr,
+        Update(train.clip_norm, config.optimizer.lr),
     )
     schedule = build_schedule(config.scheduler, effective)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)

@@ -58,7 +58,8 @@ def test_a_stopped_gan_goes_on_exactly(
     again = start("gan", *SHORT, uploads)
     assert "the loop is over 30" in again.stdout
     # A checkpoint that was being written when the process was killed does not exist.
-    first_step = r"\d+" if name == "SIGKILL" else step + 1
+    # A thread takes the other signals, on a busy machine one step later.
+    first_step = r"\d+" if name == "SIGKILL" else f"({step + 1}|{step + 2})"
     assert re.search(f"going on from the checkpoint of step {first_step} ", again.stderr)
     expected = undisturbed("gan", *SHORT)
     check_equal(run, expected)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.files.record import Message
+from hpctrain.base.files.mailbox import Message
 
 
 class Note(Message, frozen=True):

@@ -11,7 +11,7 @@ import fsspec
 import numpy as np
 import pytest
 
-from hpctrain.base.files.disk import kind_of
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.depot import job_memory
 from hpctrain.data.places.placement import Folder, load_index, open_place

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from hpctrain.base.files.disk import mount_of, open_below
+from hpctrain.base.files.disk import open_below
+from hpctrain.base.files.mounts import mount_of
 from hpctrain.base.forks import keep_private
 
 log = logging.getLogger(__name__)

@@ -22,18 +22,6 @@ of a journal or history, in a list (sweep.json), in a file by host (excluded.jso
 copies of the code also write, and in notes between processes of one job. Files of before have NaN
 and Infinity, which are no JSON: they are read where any `float` may stand, and are errors where
 `Finite` or a type made of it stands.
-
-Messages between processes are records in small files of a folder, such as a run directory:
-
-    class StopRequest(Message, frozen=True):
-        BOX = "stop"
-        by: str
-
-    StopRequest(by="anna").put(run)    RUN/stop: all of it is there, or nothing
-    StopRequest.get(run)               what was put there last; None without a message
-    StopRequest.drop(run)              it is over
-
-A kind of message has a box of its own. `*` in its name stands for one of several, such as a node.
 """
 
 import functools
@@ -43,12 +31,12 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from hpctrain.base.files.disk import open_regular, write_atomically
+from hpctrain.base.files.disk import open_regular
 from hpctrain.errors import DamageError
 
 T = TypeVar("T")
@@ -267,38 +255,3 @@ def _standing(tree: Any, at: str) -> str:
         return ""
     text = json.dumps(tree, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-class Message(Record, frozen=True):
-    """A message, which another process reads; after a crash of the machine it may be lost."""
-
-    BOX: ClassVar[str]  # its place in the folder
-
-    @classmethod
-    def path(cls, folder: Path, name: str = "") -> Path:
-        """Return the file of a message."""
-        return folder / cls.BOX.replace("*", name)
-
-    def put(self, folder: Path, name: str = "") -> None:
-        """Leave it in a folder, which must be there; an OSError if it cannot be written."""
-        path = self.path(folder, name)
-        if path.parent != folder:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, written(self), sync=False)
-
-    @classmethod
-    def get(cls, folder: Path, name: str = "", *, own: bool = False) -> Self | None:
-        """Return the message in a folder; None if there is none, or it cannot be read.
-
-        With `own` another user's is none.
-        """
-        try:
-            found, owner = read_owned(cls, cls.path(folder, name), 1 + cls.BOX.count("/"))
-        except (OSError, DamageError):
-            return None
-        return None if own and owner != os.geteuid() else found
-
-    @classmethod
-    def drop(cls, folder: Path, name: str = "") -> None:
-        """Remove the message, if there is one."""
-        cls.path(folder, name).unlink(missing_ok=True)

@@ -14,11 +14,11 @@ import msgspec
 from msgspec import Meta
 
 from hpctrain.base.files.disk import is_own
+from hpctrain.base.files.mailbox import Message
 from hpctrain.base.files.record import (
     Count,
     Finite,
     JobId,
-    Message,
     Record,
     Seconds,
     Time,

@@ -38,7 +38,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hpctrain.base.files.disk import kind_of, private_folder
+from hpctrain.base.files.disk import private_folder
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.origin import digest_of
 from hpctrain.data.shards.index import Shard

@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hpctrain.base.files.disk import kind_of
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import readable
 from hpctrain.data.shards.index import FILE, Index, Shard, is_url
 from hpctrain.errors import ConfigError, StorageError

@@ -22,7 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from hpctrain.base.files.disk import kind_of
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.places.verification import check_digest
 from hpctrain.data.shards.field import Field

@@ -26,7 +26,7 @@ from pathlib import Path
 from msgspec import json
 from msgspec.structs import replace
 
-from hpctrain.base.files.record import Message
+from hpctrain.base.files.mailbox import Message
 from hpctrain.base.names.run_record import AttemptKey, Hang
 from hpctrain.base.processes import child, marks
 from hpctrain.base.processes.child import Process

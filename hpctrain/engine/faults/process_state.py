@@ -20,7 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base.files.record import Count, Message, Record, Seconds
+from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Count, Record, Seconds
 from hpctrain.base.names.run_record import Hang
 from hpctrain.base.processes import frames, marks
 from hpctrain.base.processes.child import Process

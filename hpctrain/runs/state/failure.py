@@ -19,7 +19,8 @@ from pathlib import Path
 
 import psutil
 
-from hpctrain.base.files.record import Message, Time
+from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Time
 from hpctrain.base.names.run_record import AttemptKey, Hang, Keyed
 from hpctrain.base.processes import frames
 from hpctrain.base.processes.causes import (

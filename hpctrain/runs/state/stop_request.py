@@ -12,7 +12,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.base.files.record import Message, Time
+from hpctrain.base.files.mailbox import Message
+from hpctrain.base.files.record import Time
 from hpctrain.base.processes.causes import IDLE as IDLE_DEVICES
 from hpctrain.base.processes.causes import USER_STOP, Cause
 

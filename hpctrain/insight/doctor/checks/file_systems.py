@@ -7,8 +7,8 @@ from tempfile import TemporaryFile
 
 from rich.filesize import decimal
 
-from hpctrain.base.files.disk import kind_of
 from hpctrain.base.files.lock import why_no_locks
+from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import GIB
 from hpctrain.insight.doctor.finding import Finding, bounded, good, judged
 

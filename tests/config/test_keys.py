@@ -117,6 +117,20 @@ def test_an_unknown_name(name: str, hint: str) -> None:
         show(name.split())
 
 
+def test_on_a_terminal_of_80_columns_a_key_is_a_line_and_its_meaning(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show(["optimizer"])
+    shown = capsys.readouterr().out.splitlines()
+    assert "optimizer.lr=0.001  float; greater than 0; part of the run's name" in shown
+    assert "    The learning rate has this value after warm-up, unless lr_scaling changes" in shown
+    assert max(map(len, shown)) <= 80
+    assert len(shown) < 40
+
+
 def test_a_required_key_is_one_for_omegaconf() -> None:
     assert REQUIRED == omegaconf.MISSING
 

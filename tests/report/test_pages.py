@@ -56,6 +56,7 @@ def node_run(folder: Path) -> Path:
         [
             dataset | {"samples": {"train": 1415, "val": 382}, "digest": "d"},
             *(metrics(1, 10 * n, n, val_accuracy=0.90 + n / 100) for n in range(1, 10)),
+            *(metrics(1, 10 * n, n, perf_evaluation_s=n, best_step=n) for n in (1, 2)),
             metrics(3, 290, 12, val_accuracy=0.97, perf_step_ms_p50=3.0),
             metrics(3, 295, 13, val_accuracy=0.97, perf_step_ms_p50=4.0),
         ],
@@ -81,11 +82,13 @@ def test_a_page_says_what_the_run_is_and_how_it_stands(tmp_path: Path) -> None:
         "torch 2.9, hpctrain 0.1",
         "n1, n2 (2 ranks, launcher torchrun)",
         f'<a href="{(run / "logs").as_uri()}">',
-        "<td>no end was recorded</td>",
-        "<td>SIGTERM</td>",
+        '<td data-name="why it ended">no end was recorded</td>',  # on a phone the name is shown
+        '<td data-name="why it ended">SIGTERM</td>',
     ):
         assert text in page, text
     assert "hunter2" not in page
+    drawn = re.findall(r'<svg role="img" aria-label="([^"]*)"', page)
+    assert drawn == ["val/accuracy", "perf/step_ms_p50"]
     assert page.index("<h1>") < begin < page.index("<dl>") < page.index("Where the time went")
 
 
@@ -138,7 +141,8 @@ def test_runs_however_started_are_a_sweep_with_seeds(tmp_path: Path, by_one: boo
     sweep = SweptRuns.of(accounts)
     assert sorted(sweep.keys) == ["optimizer.lr", "seed"]
     axes = drawn(charts.sweep_chart(sweep))
-    assert axes.get_ylabel() == "val/accuracy (higher is better)"
+    assert axes.get_ylabel() == "higher is better"
+    assert len(axes.get_legend_handles_labels()[1]) == 6
     assert axes.get_xlabel()
     page = html_view.page("6 runs", sweep_tree.tree(accounts, sweep, found, None, None))
     answer = re.search(r"<h1>.*?</h1>\n(.*?)<h2>", page, re.S)

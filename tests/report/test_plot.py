@@ -2,6 +2,7 @@
 
 import csv
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,17 @@ def test_curves_keep_restarts_and_peaks(run: Path) -> None:
     assert np.nanmax(few) == 9.0
     gap = steps[np.isnan(few)]  # it is left open
     assert (gap.min(), gap.max()) == (2_000, 2_900)
+
+
+def test_curves_are_told_apart_without_colours(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run, run.parent / "s-01234567")
+    assert main([str(run.parent), "--metric", "train/loss"]) == 0
+    shown = capsys.readouterr().out
+    assert "• r-0123abcd\n" in shown
+    assert "+ s-01234567\n" in shown
+    assert shown.index("+ ") < shown.index("└")  # in the picture, too
 
 
 def test_a_folder_of_runs_is_drawn_though_one_has_tracked_nothing(

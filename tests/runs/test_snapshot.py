@@ -119,6 +119,9 @@ def test_a_folder_without_git_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.py").write_text("")
     assert taken_from(tmp_path).unfrozen == (tmp_path,)
+    provenance.collect.cache_clear()
+    provenance.store(tmp_path / "provenance", provenance.collect())
+    assert provenance.origin(tmp_path / "provenance") == (str(tmp_path), "")  # not ours
 
 
 def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_provenance_names_commit_changes_and_packages(project: Path, tmp_path: P
     assert provenance.changes(folder) == []
     commit_then = facts["commit"] + "-dirty"
     assert provenance.origin(folder) == ("https://example.org/x.git", commit_then)
-    assert provenance.origin(tmp_path / "absent") == ("hpctrain", "")
+    assert provenance.origin(tmp_path / "absent") == ("", "")
     (folder / "packages.txt").write_text(
         content["packages.txt"].replace("\nhydra_core==", "\nhydra_core==0.")
     )

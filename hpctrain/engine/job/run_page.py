@@ -30,7 +30,7 @@ def tags(run: RunDir, ranks: RankInfo, facts: Mapping[str, str]) -> dict[str, st
     job_ids = dict.fromkeys(attempt.job_id for attempt in record.attempts)
     return {
         # MLflow shows the commit only beside a source.
-        "mlflow.source.name": source,
+        "mlflow.source.name": source or "hpctrain",
         "mlflow.source.type": "JOB" if ranks.job_id else "LOCAL",
         "mlflow.source.git.commit": commit,
         "hpctrain.version": __version__,

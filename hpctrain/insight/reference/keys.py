@@ -21,21 +21,20 @@ COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
 
 
 def show(names: Sequence[str]) -> None:
-    """Print what is chosen: a table on a terminal, otherwise one line each with tabs.
+    """Print what is chosen: to be read on a terminal, otherwise one line each with tabs.
 
     In the names of metrics, words in capitals stand for what differs from run to run.
     """
     rows: list[tuple[str, ...]]
-    columns: tuple[str, ...]
     if [*names] == ["metrics"] or all("/" in name for name in names):
-        rows, columns = [*registered()], ("metric", "unit", "meaning")
+        rows = [*registered()]
         groups = {f"{row[0].partition('/')[0]}/" for row in rows}
     else:
-        rows, columns = [row_of(key) for key in all_keys()], COLUMNS
+        rows = [row_of(key) for key in all_keys()]
         groups = {member.name for member in all_members() if member.is_section}
     chosen = _select(rows, groups, [] if [*names] in (["keys"], ["metrics"]) else names)
     if sys.stdout.isatty():
-        _print_table(columns, chosen)
+        _print_entries(chosen)
     else:
         print("\n".join("\t".join(row) for row in chosen))
 
@@ -97,17 +96,18 @@ def row_of(key: Member) -> tuple[str, ...]:
     return key.name, kind, default, key.rule.unit, key.rule.allowed, identity, key.rule.text
 
 
-def _print_table(columns: Sequence[str], chosen: Sequence[tuple[str, ...]]) -> None:
+def _print_entries(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a line of facts for each row, and its meaning below it, as wide as the terminal."""
     from rich.text import Text
 
-    from hpctrain.base.terminal.console import Console, Table
+    from hpctrain.base.terminal.console import Console, wrapped
 
-    keys = len(columns) == len(COLUMNS)
-    table = Table(*(("key", "value", "default", "meaning") if keys else columns))
-    for row in chosen:
-        if keys:
-            title, kind, default, unit, allowed, identity, meaning = row
-            value = "\n".join(filter(None, (kind, unit, allowed)))
-            row = (title, value, default, f"{meaning} [identity]" if identity else meaning)
-        table.add_row(*map(Text, row))
-    Console().print(table)
+    console = Console()
+    for name, *facts, meaning in rows:
+        if len(rows[0]) == len(COLUMNS):
+            kind, default, unit, allowed, identity = facts
+            part = "part of the run's name" if identity else ""
+            name, facts = f"{name}={default}", [*filter(None, (kind, unit, allowed, part))]
+        console.print(Text.assemble((name, "bold"), "  ", "; ".join(facts)))
+        for line in wrapped(Text(meaning), console.width - 4):
+            console.print(Text("    ") + line)

@@ -111,7 +111,7 @@ def _code(left: Path, right: Path, left_out: list[str]) -> list[str]:
             found.append(f"{name}: only one of the runs used this working tree")
             continue
         if a.commit != b.commit:
-            commits = (f"{each.commit[:10]} ({each.branch})" for each in (a, b))
+            commits = (f"{each.commit[:10] or 'none'} ({each.branch})" for each in (a, b))
             found.append(f"{name}: commit {' and '.join(commits)}")
         old, new = (folder / f"{name}.diff" for folder in (left, right))
         if text_of(old) != text_of(new):

@@ -24,6 +24,7 @@ from hpctrain.tracking.journal import journal_path
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
 _LINES = 10
 _COLOURS = ("cyan", "yellow", "magenta", "green", "red", "blue")
+_MARKS = "•+x*o#%"  # a file has no colours; as many as make other pairs with the colours
 _MARGIN = 11  # characters of the scale
 
 
@@ -102,9 +103,15 @@ def _draw(title: str, curves: Mapping[str, Series], width: int) -> Text:
         text.append(f"\n{value:>9.4g} ┤" if labelled else f"\n{'':>9} │", "dim")
         for column in range(width):
             number = dots.get((row, column), -1)
-            text.append(" " if number < 0 else "•", _COLOURS[number % len(_COLOURS)])
+            text.append(*((" ", "") if number < 0 else _mark(number)))
     text.append(f"\n{'':>9} └{low_x:<g}{high_x:>{width - len(f'{low_x:g}')}g}\n", "dim")
     if len(curves) > 1:
         for number, name in enumerate(curves):
-            text.append(f"{'':>11}• {printable(name)}\n", _COLOURS[number % len(_COLOURS)])
+            mark, colour = _mark(number)
+            text.append(f"{'':>11}{mark} {printable(name)}\n", colour)
     return text
+
+
+def _mark(number: int) -> tuple[str, str]:
+    """Return the character and the colour of a curve."""
+    return _MARKS[number % len(_MARKS)], _COLOURS[number % len(_COLOURS)]

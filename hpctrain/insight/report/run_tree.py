@@ -112,6 +112,8 @@ def _about(account: RunAccount) -> Iterator[Fact]:
     if commit:
         changed = ", with changes that are not committed" * commit.endswith("-dirty")
         yield fact("code", f"{mask(source)} at `{commit.removesuffix('-dirty')}`{changed}")
+    elif source:
+        yield fact("code", f"{source}, in no git repository with a commit")
     if account.spans:
         first, last = account.spans[0], account.spans[-1]
         versions = last.facts.environment.items()

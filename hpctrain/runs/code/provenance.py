@@ -35,7 +35,7 @@ _TEMPLATES = (".env.example", ".env.sample", ".env.template", ".env.dist")
 
 
 class Tree(Record, frozen=True):
-    """A working tree in `git.json`; `commit` is "" before the first commit."""
+    """A working tree in `git.json`; `commit` is "" before the first commit, and outside of git."""
 
     path: str
     commit: str = ""
@@ -166,8 +166,10 @@ def is_private(name: str) -> bool:
 def collect() -> Mapping[str, str]:
     """Return the content of each file, by name, for the code and environment of this process."""
     content = {"packages.txt": packages()}
-    facts = []
-    repos, _ = repositories(code_folders())
+    repos, outside = repositories(code_folders())
+    here = Path(os.path.realpath(os.getcwd()))
+    # A project in no git stands before the trees of what it uses: their commits are not its own.
+    facts = [Tree(str(here))] if here in outside else []
     for repo in repos:
         try:
             facts.append(repo.facts())
@@ -233,12 +235,12 @@ def changes(folder: Path) -> list[str]:
 def origin(folder: Path) -> tuple[str, str]:
     """Return where the code of the first working tree is from, and its commit.
 
-    That is its remote, or else its path; without any working tree "hpctrain". The commit has
-    `-dirty` if there are changes; "" if there is none.
+    That is its remote, or else its path; "" if none was recorded. The commit has `-dirty` if there
+    are changes; it is "" in no git.
     """
     for tree in trees(folder):
         return tree.remote or tree.path, tree.commit + "-dirty" * tree.dirty
-    return "hpctrain", ""
+    return "", ""
 
 
 def trees(folder: Path) -> tuple[Tree, ...]:

@@ -8,7 +8,6 @@ import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -34,7 +33,7 @@ _PER_ROW = 3  # charts of a PNG
 # Of a run: so many charts, these first, those of other metrics by name.
 _MOST_CHARTS = 12
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
-_LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen")
+_LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "evaluation_s")
 _MOST_LINES, _LONGEST = 7, 40  # of a sweep: lines, and characters of their names in the legend
 # matplotlib's type lists the names of all settings, so it is not written here.
 _STYLE: Any = {
@@ -56,6 +55,7 @@ _STYLE: Any = {
     "grid.linewidth": 0.5,
     "lines.linewidth": 1.4,
     "legend.edgecolor": "none",
+    "legend.framealpha": 0.5,  # a curve behind it is seen
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
 }
@@ -95,10 +95,13 @@ def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str) -> None:
     axes.plot(xs, ys, marker=marker, markersize=3, label=_plain(label))
 
 
-def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[int]) -> Chart:
+def metric_chart(
+    metric: str, series: Mapping[str, Series], restarts: Iterable[int], title: str = ""
+) -> Chart:
     """Return the chart of a metric over the steps, with its lines by name, and the restarts marked.
 
-    The axis of values has the scale that suits the metric.
+    The axis of values has the scale that suits the metric. The title has its name, and that of a
+    line that is alone.
     """
 
     def draw(axes: Axes) -> None:
@@ -106,30 +109,34 @@ def metric_chart(metric: str, series: Mapping[str, Series], restarts: Iterable[i
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
         axes.set(yscale="log" if falls else "linear")
         for name, each in series.items():
-            line(axes, each.steps, each.values, name)
+            line(axes, each.steps, each.values, name if len(series) > 1 else "")
         for number, step in enumerate(restarts):
             label = "" if number else "restart"
             axes.axvline(step, color="black", linestyle=":", linewidth=0.8, label=label)
         direction = better(metric)
         known = (unit(metric), f"{direction} is better" if direction else "")
-        more = ", ".join(filter(None, known))
         axes.set_xlabel("step")
-        axes.set_ylabel(_plain(metric + (f" ({more})" if more else "")))
+        axes.set_ylabel(", ".join(filter(None, known)))
 
-    return Chart(metric, draw)
+    return Chart(title or metric, draw)
 
 
 def run_charts(account: RunAccount) -> list[Chart]:
     """Return the charts of a run; a metric that it does not have has none."""
     restarts = [span.first_step for span in account.spans[1:]]
-    names = [name for name, series in account.history.metrics.items() if len(series.steps) > 1]
+    names = [
+        name
+        for name, series in account.history.metrics.items()
+        if len(series.steps) > 1 and not name.startswith("best/")  # the curve itself shows it
+    ]
     groups = dict.fromkeys(name.rpartition("/")[2] for name in names)
     order = [name for name in _FIRST if name in groups]
     order += sorted(name for name in groups if name not in (*_FIRST, *_LEFT_OUT))
     charts = []
     for name in order[:_MOST_CHARTS]:
         series = {n: account.history.series(n) for n in names if n.rpartition("/")[2] == name}
-        charts.append(metric_chart(next(iter(series)), series, restarts))
+        title = name if len(series) > 1 else ""
+        charts.append(metric_chart(next(iter(series)), series, restarts, title))
     return charts
 
 
@@ -140,7 +147,7 @@ def sweep_chart(sweep: SweptRuns) -> Chart:
         told = label({key: account.swept.get(key, "") for key in sweep.keys})
         name = told if 0 < len(told) <= _LONGEST else account.name
         series[name] = account.history.series(sweep.metric)
-    return replace(metric_chart(sweep.metric, series, []), title=f"best runs: {sweep.metric}")
+    return metric_chart(sweep.metric, series, [], f"best runs: {sweep.metric}")
 
 
 def scaling_chart(series: Scaling) -> Chart:

@@ -33,7 +33,10 @@ td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--
 vertical-align:top;overflow-wrap:normal}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}
 code{background:var(--card);padding:0 .25em}
-@media(max-width:480px){dl{grid-template-columns:1fr}}
+@media(max-width:480px){dl{grid-template-columns:1fr}dt{font-weight:600}dd{margin-bottom:.4rem}
+tr{display:block;padding:.4rem 0;border-bottom:1px solid var(--grid)}th,td:empty{display:none}
+td{display:grid;grid-template-columns:8rem 1fr;padding:0;border:0;overflow-wrap:anywhere}
+td::before{content:attr(data-name);font-weight:600}}
 """
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
@@ -98,13 +101,15 @@ def _with_code(line: str) -> str:
 
 
 def _table(heads: Iterable[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table, which scrolls sideways where it is too wide."""
+    """Return a table. On a phone each row is a list of names and values, so nothing is cut off."""
     if not rows:
         return ""
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    names = [*map(escape, heads)]
+    head = "".join(f"<th>{each}</th>" for each in names)
+    cells = (zip(names, map(escape, row), strict=True) for row in rows[:_MOST_ROWS])
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for row in rows[:_MOST_ROWS]
+        "<tr>" + "".join(f'<td data-name="{name}">{cell}</td>' for name, cell in row) + "</tr>"
+        for row in cells
     )
     more = len(rows) - _MOST_ROWS
     rest = f"<p>{more} more: --json has all.</p>" if more > 0 else ""

@@ -84,7 +84,7 @@ def test_a_run_from_start_to_end(
     assert run["status"] == "FINISHED"
     assert run["who"] == "test"
     assert run["hpctrain.reason"] == "all steps done"
-    assert run["hpctrain.engine.job.attempt"] == "1"
+    assert run["hpctrain.attempt"] == "1"
     assert run["hpctrain.renamed"] == "; ".join(renamed)
     power = "system/n01/gpu_0_power_usage_watts"
     assert rows("SELECT value FROM metrics WHERE key = ? ORDER BY step", power) == [
@@ -184,7 +184,7 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     assert output(second) == "FINISHED\n"
     again = tags("r")
     assert (again["id"], again["status"]) == (run["id"], "FINISHED")
-    assert again["hpctrain.engine.job.attempt"] == "2"
+    assert again["hpctrain.attempt"] == "2"
     assert again["hpctrain.reason"] == "all steps done"
     # Values that the resumed attempt repeats are stored once; different values are stored as well.
     assert rows("SELECT count(*), count(DISTINCT step) FROM metrics WHERE key = 'loss'") == [
@@ -321,7 +321,7 @@ def test_metrics_that_were_overtaken_before_anyone_uploaded_them_are_left_out(
         (3.0, 10, 10),
     ]
     assert tags("r")["status"] == "FINISHED"
-    assert tags("r")["hpctrain.engine.job.attempt"] == "3"
+    assert tags("r")["hpctrain.attempt"] == "3"
     # A note that was taken back is empty.
     assert tags("r")["hpctrain.note.flat"] == ""
     assert tags("r")["hpctrain.note.spike"] == "a spike in attempt 2"

@@ -80,7 +80,7 @@ class JournalFacts:
                 return {f"hpctrain.note.{body['topic']}": str(body["text"])}
             case "status":
                 attempt, reason = str(body["attempt"]), body.get("reason", "")
-                return {"hpctrain.engine.job.attempt": attempt, "hpctrain.reason": reason}
+                return {"hpctrain.attempt": attempt, "hpctrain.reason": reason}
         return {}
 
     def _learn_status(self, body: dict[str, Any]) -> None:

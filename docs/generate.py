@@ -1,7 +1,6 @@
 """A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
 
-A page has the line `<!-- generated: keys -->`, `metrics`, `commands` or `gone` where the text
-belongs.
+A page has the line `<!-- generated: keys -->`, `metrics` and so on where the text belongs.
 """
 
 from __future__ import annotations
@@ -17,15 +16,24 @@ from unittest import mock
 
 import data_prep.cli
 import hpctrain.cli
+from hpctrain.config.explain import OTHER_NAMES
 from hpctrain.config.gone import table
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import all_keys
+from hpctrain.insight.estimates import hardware
 from hpctrain.insight.reference.keys import row_of
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with the generated parts; MkDocs calls this for each page."""
-    makers = {"keys": keys, "metrics": metrics, "commands": commands, "gone": gone}
+    makers = {
+        "keys": keys,
+        "metrics": metrics,
+        "commands": commands,
+        "gone": gone,
+        "names": names,
+        "hardware": kinds,
+    }
     for name, made in makers.items():
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
@@ -61,6 +69,23 @@ def gone() -> Iterator[str]:
     yield "| what has left | instead |\n| --- | --- |"
     for name, what in table().items():
         yield f"| `{name}` | {_text(what['instead'])} |"
+
+
+def names() -> Iterator[str]:
+    """Yield the table of the names that other tools have for our keys."""
+    yield "| elsewhere | key |\n| --- | --- |"
+    for theirs, ours in OTHER_NAMES.items():
+        yield f"| `{theirs}` | `{ours}` |"
+
+
+def kinds() -> Iterator[str]:
+    """Yield the table of the hardware that `plan` knows."""
+    yield "| `hardware=` | GPU | Memory that torch sees, GiB | bf16, dense TFLOP/s |"
+    yield "| --- | --- | --- | --- |"
+    for each in map(hardware.load, hardware.known()):
+        if each.memory_bytes is not None:  # the example has no figures
+            memory, peak = each.memory_bytes / 2**30, (each.peak("bf16") or 0) / 1e12
+            yield f"| `{each.name}` | {each.title} | {memory:.1f} | {peak:,.0f} |"
 
 
 def commands() -> Iterator[str]:

@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"
 _API = {
     **dict.fromkeys(("submit", "train", "load_run", "submit_function", "session"), "hpctrain.api"),
     "Part": "hpctrain.engine.part",

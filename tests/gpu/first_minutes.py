@@ -255,7 +255,11 @@ def versions() -> dict[str, Any]:
 
 def arguments(parts: Sequence[Part], given: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments; an unknown part ends the process with an error that lists all."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0],
+        epilog="\n".join(f"  {part.name:<14} {part.shows}" for part in parts),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses")
     names = [part.name for part in parts]
     parser.add_argument("--only", nargs="+", choices=names, metavar="PART", help=", ".join(names))

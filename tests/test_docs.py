@@ -259,6 +259,8 @@ def accept(words: list[str], run: Path) -> None:
             checked(rest, int(ranks))
         case ["torchrun", "--nproc-per-node", _, script]:
             assert Path(script).is_file()  # the slow test starts the ranks
+        case ["python", script] if 'Path("runs").glob' in Path(script).read_text():
+            pass  # it uses what was trained (tests/test_first_hours.py)
         case ["python", script] if script.endswith(".py"):
             # The slow test uploads what it tracks, too.
             where = '"data.path=data/digits"'
@@ -290,6 +292,8 @@ def accept(words: list[str], run: Path) -> None:
             call(
                 hpctrain, "status", "--upload", *rest, code=7
             )  # accepted, but no run here was tracked
+        case ["python", "-m", "hpctrain", "report", "runs", *rest]:
+            call(hpctrain, "report", "runs", *rest, code=6)  # accepted, but nothing was trained
         case ["python", "-m", "hpctrain", "report", "--compare", *rest]:
             # It is accepted, but both are one run.
             call(hpctrain, "report", "--compare", *named(rest, run), code=2)
@@ -344,7 +348,8 @@ def enter(project: Path) -> None:
 
 def named(words: list[str], run: Path) -> list[str]:
     """Return the words with the name of a real run in place of the page's."""
-    return [run.name if word.startswith("digits-3fa") else word for word in words]
+    pages = {"digits", "long", "finetune"}
+    return [run.name if w.startswith("digits-3fa") or w in pages else w for w in words]
 
 
 def _dev_cluster(part: str) -> Any:
@@ -376,7 +381,7 @@ def test_every_command_of_a_page_is_accepted(page: Path, folder: Path) -> None:
             failed.append(f"{shlex.join(words)}\n    {type(error).__name__}: {error}")
     assert not failed, "\n".join(failed)
     for block in blocks(page):
-        if block.language == "python":
+        if block.language == "python" and f"python {block.title}" not in commands(page):
             code = compile(block.text, f"{page.name}: {block.title}", "exec")
             if calls := re.findall(r"hpctrain\.(\w+)\(", block.text):
                 # tests/launch/test_api.py makes such calls; here the names must be right.
@@ -410,7 +415,7 @@ def test_keys_and_choices_in_the_text_exist() -> None:
                 named += 1
                 if choice not in groups[group]:
                     wrong.append((page.name, code, f"{group}={choice}"))
-    assert named > 400
+    assert named > 300
     assert wrong == []
 
 

@@ -452,6 +452,15 @@ def test_everything_that_names_the_version_agrees() -> None:
     assert call(hpctrain, "--version").split()[-1] == __version__
 
 
+def test_the_badges_are_true() -> None:
+    project = (ROOT / "pyproject.toml").read_text()
+    known = re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)
+    badges = re.findall(r"^\[!\[(.*?)\]", (ROOT / "README.md").read_text(), re.M)
+    assert badges == [f"Python {known[0]} to {known[-1]}", "MIT licence", "mypy strict"]
+    assert 'license = "MIT"' in project
+    assert "\n[tool.mypy]\nstrict = true\n" in project
+
+
 # What people of this field type into the search of a site.
 WORDS = """
 activation checkpointing; all-reduce; apptainer; augmentation; bandwidth; batch size; callback;

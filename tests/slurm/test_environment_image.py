@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -11,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.cluster.slurm import environment as unpacking
+from hpctrain.config.job_request import JobRequest
+from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.launch.executors import SlurmExecutor
 
 HERE = Path(__file__).parents[2]
 SHELL = Path(unpacking.__file__).with_suffix(".sh")
@@ -58,6 +62,17 @@ def start(packed: Path, node: Path, program: str = WHERE) -> subprocess.Popen[st
 def copies(node: Path) -> list[Path]:
     """Return what has been unpacked on a node."""
     return sorted(p for p in node.glob("hpctrain-*/*") if p.is_dir())
+
+
+def test_the_batch_script_starts_every_python_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpctrain.runs.code.environment._digest", lambda: "1")
+    config = Config(name="a", output_dir="/runs", launch=LaunchConfig(environment="image"))
+    code = Path("/runs/code/abc")
+    executor = SlurmExecutor(Path("/x y"), JobRequest.of(config), pythonpath=[code / "project"])
+    image = "/runs/environments/1.tar"
+    words = shlex.join(["bash", "/x y/environment.sh", image, str(code), sys.executable])
+    assert executor.text().count(words) == 2  # that of the ranks, and of the verdict
+    assert f"{words} -u -m hpctrain run" in executor.text()
 
 
 def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            tarfile.open(unfinished, "x", copybufsize=1 << 20) as tar,
+            tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
             ProgressBar(len(files), total, label=label, noun="files") as bar,
         ):
             for name, (full, facts) in sorted(files.items()):

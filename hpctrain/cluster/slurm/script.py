@@ -116,13 +116,14 @@ exit "$code\""""
 
 
 class JobOrder(NamedTuple):
-    """When the tasks of an array may run."""
+    """When and where the tasks of an array may run."""
 
     max_running: int | None = None  # at a time; None: no limit
     dependency: str | None = None  # the value of sbatch's option, such as `afterany:123`
     # The name of the jobs if the script is submitted several times for one run: they run one after
     # another, and the file `job_id` beside the script has their ids.
     chain: str = ""
+    exclude: Sequence[str] = ()  # hosts, beside those of site.sbatch.exclude
 
 
 _AT_ONCE = JobOrder()
@@ -137,7 +138,6 @@ def sbatch_script(
     image: Sequence[str] = (),
     order: JobOrder = _AT_ONCE,
     command: str = "run",
-    exclude: Sequence[str] = (),
     lead_s: int | None = None,
     grace_s: int | None = None,
 ) -> str:
@@ -148,8 +148,7 @@ def sbatch_script(
     ConfigError.
 
     Python imports first from `pythonpath`, the folders of a code snapshot. An environment that
-    travels is named by `image`: its archive, and the folder of the snapshot or "". The tasks run in
-    the `order`, and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The ranks call
+    travels is named by `image`: its archive, and the folder of the snapshot or "". The ranks call
     `command`, which is `run`, `work` or `call`, with the folder of the array task. The job is told
     `lead_s` seconds before its time limit to save (None: launch.warn_s), and `grace_s` seconds
     after a preemption it is cancelled, unless it has requeued itself.
@@ -168,8 +167,8 @@ def sbatch_script(
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
-    if exclude:
-        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)
+    if order.exclude:
+        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *order.exclude)
     options["output"] = f"{folder}/batch/%A_%a.log"
     options["open-mode"] = "append"
     parts = [

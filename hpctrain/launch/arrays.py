@@ -91,8 +91,8 @@ class Array:
                 self.max_running,
                 f"afterany:{self.after.job}" if self.after and self.after.job else None,
                 f"{first.run.name}-{digest}" if self.links > 1 else "",
+                excluded_hosts.avoided(request),
             ),
-            exclude=excluded_hosts.avoided(request),
             lead_s=max(lead_s(entry.config.launch, entry.run.path) for entry in self.entries),
             grace_s=_road(first).grace_s,
         )

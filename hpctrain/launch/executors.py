@@ -25,11 +25,13 @@ import submitit
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.environment import TEXT as UNPACK
 from hpctrain.cluster.slurm.job_environment import keep_gpus
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import LaunchError
+from hpctrain.runs.code import environment
 from hpctrain.runs.code.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,9 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
     def write(self, folders: Sequence[Path]) -> None:
         """Write the batch script and the list of the job folders."""
         (self.folder / "batch").mkdir(parents=True, exist_ok=True)
+        if image := self._image():
+            environment.write(Path(image[0]), Path(image[1]) if image[1] else None)
+            (self.folder / "environment.sh").write_text(UNPACK)
         self.script.write_text(self.text())
         (self.folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in folders))
 
@@ -112,8 +117,16 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
             for number, each in enumerate(delayed_submissions)
         ]
 
+    def _image(self) -> list[str]:
+        """Return the archive of the environment that travels, and the folder of the code copy."""
+        if self.request.launch.environment == "shared":
+            return []
+        output = self.request.output_dir
+        code = environment.code_folder(output, self.parameters.get("pythonpath", ()))
+        return [str(environment.image(output)), str(code or "")]
+
     def _make_submission_file_text(self, command: str, uid: str) -> str:
-        given = {"command": command, **self.parameters}
+        given = {"command": command, "image": self._image(), **self.parameters}
         return sbatch_script(self.request, self.folder, self._count, **given)
 
     def _make_submission_command(self, submission_file_path: Path) -> list[str]:

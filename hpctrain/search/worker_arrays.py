@@ -56,9 +56,8 @@ def executor(
         request,
         count,
         pythonpath=[*map(Path, pythonpath)],
-        order=JobOrder(request.launch.max_running),
+        order=JobOrder(request.launch.max_running, exclude=excluded_hosts.avoided(request)),
         command="work",
-        exclude=excluded_hosts.avoided(request),
         grace_s=road(request.site, request.launch.chain).grace_s,
     )
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -60,12 +62,17 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     SearchFile(**study, direction="minimize", n_trials=1, code="d" * 16).write(search)
     old(folder / "code" / ("d" * 16) / "a.py")
 
+    for name, days in (("unused.tar", 31), ("code-used.tar", 29)):
+        old(archive := folder / "environments" / name)
+        os.utime(archive, (time.time() - days * 86400,) * 2)
+
     superfluous = {("checkpoint", f"{done.name}/checkpoints/step-000000{s}") for s in (10, 20)}
     safe = superfluous | {
         ("temporary", f"{half.name}/.config.yaml.node1.123"),
         ("temporary", f"{half.name}/checkpoints/step-00000020.old"),
         ("temporary", f"{half.name}/checkpoints/step-00000030.tmp"),
         ("code", "code/unused"),
+        ("environment", "environments/unused.tar"),
     }
     assert found(folder) == safe
 
@@ -74,7 +81,7 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     assert "nothing was deleted: add --delete" in shown
     assert sorted(folder.rglob("*")) == before
     shown = run_module("hpctrain", "gc", "--delete", cwd=tmp_path).stdout
-    assert "deleted: 6, " in shown
+    assert "deleted: 7, " in shown
     assert found(folder) == set()
     assert sorted(path.name for path in (done / "checkpoints").iterdir()) == [
         "step-00000030",

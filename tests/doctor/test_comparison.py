@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpctrain.cluster.slurm import excluded_hosts
-from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison, exclusion
@@ -204,7 +204,9 @@ def test_jobs_avoid_excluded_hosts(tmp_path: Path) -> None:
     config, _ = settings(["+site.sbatch.exclude='node[7-8]'", f"output_dir={tmp_path}"])
     folder = tmp_path / "array"
     assert "--exclude=node" not in sbatch_script(JobRequest.of(settings([])[0]), folder, 1)
-    text = sbatch_script(JobRequest.of(config), folder, 1, exclude=["node2", "node3"])
+    text = sbatch_script(
+        JobRequest.of(config), folder, 1, order=JobOrder(exclude=["node2", "node3"])
+    )
     assert '#SBATCH --exclude="node[7-8],node2,node3"' in text
 
 

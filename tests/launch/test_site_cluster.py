@@ -17,9 +17,10 @@ from hpctrain.runs.state.facts import gather
 from hpctrain.runs.state.state import state_of
 from tests import cluster
 from tests.cluster import Paced
-from tests.conftest import ROOT, Completed, only_run, run_json
+from tests.conftest import ROOT, Completed, journal_metrics, only_run, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
+OFFLINE = "tracking.upload=false"
 Train = Callable[..., Completed]
 
 
@@ -167,3 +168,22 @@ def test_a_chain_goes_on_where_slurm_cancels(
     assert [each["job_id"] for each in (first, second)] == [f"{job}_0" for job in jobs[:2]]
     assert second["first_step"] >= 20
     assert shown_state(run) == ("finished", "")
+
+
+@pytest.mark.slow  # the whole environment of these tests is packed: gigabytes
+def test_an_environment_travels_and_trains_the_same(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks of a real job import everything from the node, and give the same losses."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    losses = {}
+    for environment in ("shared", "image"):
+        options = (f"launch.environment={environment}", f"output_dir={environment}", "seed=1")
+        train(
+            "-m", *options, "launch.tasks_per_node=2", "launch.wait=true", "tracking.upload=false"
+        )
+        (run,) = runs(tmp_path / environment)
+        losses[environment] = journal_metrics(run)
+    assert losses["image"] == losses["shared"]
+    (copy,) = (path for path in tmp_path.glob("hpctrain-*/*") if (path / "environment").is_dir())
+    assert (copy / "unpacked").exists()

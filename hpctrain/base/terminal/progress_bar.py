@@ -10,7 +10,7 @@ _LONG_S = 600.0  # the time that is left is said in minutes from here on
 
 
 class ProgressBar:
-    """Counts samples and bytes, and shows them.
+    """Counts samples, or what `noun` says, and bytes, and shows them.
 
     Of `samples`, None means not known, and of `nbytes`, roughly those of all data, 0. After
     `first_s` seconds (None: `EVERY_S`) the first line estimates the time.
@@ -22,10 +22,11 @@ class ProgressBar:
         nbytes: int,
         *,
         label: str = "",
+        noun: str = "samples",
         quiet: bool = False,
         first_s: float | None = None,
     ) -> None:
-        self._samples, self._bytes, self._label = samples, nbytes, label
+        self._samples, self._bytes, self._label, self._noun = samples, nbytes, label, noun
         self.samples = self.bytes = 0
         self._quiet, self._renews = quiet, sys.stderr.isatty()
         self._every = _RENEWED_S if self._renews else EVERY_S
@@ -56,7 +57,7 @@ class ProgressBar:
         total = "" if self._samples is None else f"/{self._samples}"
         rate = self.samples / took
         shown = f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}"
-        parts = [f"{self._label}{self.samples}{total} samples", f"{shown} samples/s"]
+        parts = [f"{self._label}{self.samples}{total} {self._noun}", f"{shown} {self._noun}/s"]
         if self.bytes:
             parts.insert(1, f"{self.bytes / 1e6:,.1f} MB")
             parts.append(f"{self.bytes / took / 1e6:,.0f} MB/s")

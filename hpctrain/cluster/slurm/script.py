@@ -116,13 +116,14 @@ exit "$code\""""
 
 
 class JobOrder(NamedTuple):
-    """When the tasks of an array may run."""
+    """When and where the tasks of an array may run."""
 
     max_running: int | None = None  # at a time; None: no limit
     dependency: str | None = None  # the value of sbatch's option, such as `afterany:123`
     # The name of the jobs if the script is submitted several times for one run: they run one after
     # another, and the file `job_id` beside the script has their ids.
     chain: str = ""
+    exclude: Sequence[str] = ()  # hosts, beside those of site.sbatch.exclude
 
 
 _AT_ONCE = JobOrder()
@@ -134,9 +135,9 @@ def sbatch_script(
     count: int,
     *,
     pythonpath: Sequence[Path] = (),
+    image: Sequence[str] = (),
     order: JobOrder = _AT_ONCE,
     command: str = "run",
-    exclude: Sequence[str] = (),
     lead_s: int | None = None,
     grace_s: int | None = None,
 ) -> str:
@@ -146,8 +147,8 @@ def sbatch_script(
     for the output of the script itself. What Slurm cannot accept in `site` or a path is a
     ConfigError.
 
-    Python imports first from `pythonpath`, the folders of a code snapshot. The tasks run in the
-    `order`, and not on the hosts `exclude`, nor those of `site.sbatch.exclude`. The ranks call
+    Python imports first from `pythonpath`, the folders of a code snapshot. An environment that
+    travels is named by `image`: its archive, and the folder of the snapshot or "". The ranks call
     `command`, which is `run`, `work` or `call`, with the folder of the array task. The job is told
     `lead_s` seconds before its time limit to save (None: launch.warn_s), and `grace_s` seconds
     after a preemption it is cancelled, unless it has requeued itself.
@@ -166,8 +167,8 @@ def sbatch_script(
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
-    if exclude:
-        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)
+    if order.exclude:
+        options["exclude"] = joined_hosts(str(options.get("exclude", "")), *order.exclude)
     options["output"] = f"{folder}/batch/%A_%a.log"
     options["open-mode"] = "append"
     parts = [
@@ -181,7 +182,7 @@ def sbatch_script(
         parts.append(f"export {LEAD}={lead_s} {GRACE}={grace_s or ''}")
     if order.chain:
         parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
-    return "\n".join([*parts, *_srun(job, folder, pythonpath, command)]) + "\n"
+    return "\n".join([*parts, *_srun(job, folder, pythonpath, image, command)]) + "\n"
 
 
 def _directives(options: Options) -> Iterator[str]:
@@ -239,7 +240,9 @@ def _snapshot(output_dir: str, pythonpath: Sequence[Path]) -> Iterator[str]:
     yield f'export PYTHONPATH={snapshot}"${{PYTHONPATH:+:$PYTHONPATH}}" PYTHONSAFEPATH=1'
 
 
-def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: str) -> Iterator[str]:
+def _srun(
+    job: JobRequest, folder: Path, pythonpath: Sequence[Path], image: Sequence[str], command: str
+) -> Iterator[str]:
     launch, site = job.launch, job.site
     folders = [Path(job.output_dir), folder, *map(Path, job.data), *pythonpath]
     has_gpus = launch.gpus_per_node > 0
@@ -254,7 +257,9 @@ def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: st
         *site.srun,
         *container_arguments,
     ]
-    python = sys.executable if site.container.runtime is None else site.container.python
+    python = [sys.executable] if site.container.runtime is None else [site.container.python]
+    if image:
+        python = ["bash", f"{folder}/environment.sh", *image, *python]
     packed = launch.pack > 1
     in_steps = command in _IN_STEPS  # the ranks of a function have no checkpoint to go on from
     start = '/bin/sh -c "$start" rank "$run" "$job"' if in_steps else _IGNORE_SIGNALS
@@ -264,7 +269,7 @@ def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: st
         '--output="$run"/logs/%A_%a.rank%t.log',
         shlex.join(arguments),
         *([shell_words(container)] if container else []),
-        f'{start} {shlex.quote(python)} -u -m hpctrain {command} "$run"',
+        f'{start} {shlex.join(python)} -u -m hpctrain {command} "$run"',
     ]
     if site.container.runtime is not None and in_steps and not packed:
         yield f'\n# The container has no scontrol.\nexport {REQUEUE_NOTE}="$run"/requeue'
@@ -282,7 +287,7 @@ def _srun(job: JobRequest, folder: Path, pythonpath: Sequence[Path], command: st
     # step needs no GPU, so it may overlap with one whose tasks cannot be killed.
     one_task = ["srun", "--overlap", "--nodes=1", "--ntasks=1", *container_arguments]
     words = one_task if container_arguments else []
-    words += [*container, python, "-m", "hpctrain.engine.job.verdict"]
+    words += [*container, *python, "-m", "hpctrain.engine.job.verdict"]
     text, run = steps.TEXT, "run_steps"
     if packed:
         text = f"{text}\n{steps.PACK}\nscript={shlex.quote(str(folder / 'job.sh'))}"

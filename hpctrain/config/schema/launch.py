@@ -127,6 +127,13 @@ class LaunchConfig:
         "Jobs run from a copy of the code, if it is in git (auto), or never (off).",
         choices=("auto", "off"),
     )
+    environment: str = key(
+        "shared",
+        "Ranks of Slurm's jobs import Python's packages from where they are installed (shared), or "
+        "from a copy that each node unpacks once into SLURM_TMPDIR, TMPDIR or /tmp, and that "
+        "travels as one file (image): for slow shared file systems.",
+        choices=("shared", "image"),
+    )
     wait: bool = key(
         False,
         "The command waits for the jobs and returns the metric, as sweepers such as Optuna need.",

@@ -4,6 +4,7 @@ Kinds of items:
 
     temporary    files of processes that have ended, half-written and half-deleted folders
     code         a code snapshot that no run uses
+    environment  an archive of Python's packages that no job was submitted with for a month
     checkpoint   of a finished run, older than its newest complete one, and not the best
 
 Nothing of a queued or running run is deleted, and links are never followed.
@@ -30,6 +31,7 @@ from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints, damage
 from hpctrain.runs.chosen_checkpoint import best_step
+from hpctrain.runs.code import environment
 from hpctrain.runs.function_call import code_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
@@ -39,6 +41,7 @@ from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 log = logging.getLogger(__name__)
 
 _YOUNG_S = 3600.0  # younger files may belong to a submission in progress
+_UNUSED_S = 30 * 86400.0
 _DOOMED = ".gc-"  # an item gets this prefix first: a half-deleted run must not look like a run
 
 
@@ -59,8 +62,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain gc",
         description="List what can be deleted under output_dir, with sizes and reasons: temporary "
-        "files, unused copies of the code, and old checkpoints of finished runs. Nothing is "
-        "deleted without --delete. Queued and running runs are never touched.",
+        "files, unused copies of the code and of environments, and old checkpoints of finished "
+        "runs. Nothing is deleted without --delete. Queued and running runs are never touched.",
     )
     parser.add_argument(
         "folder", nargs="?", type=Path, metavar="FOLDER", help="a folder of runs, as with --dir"
@@ -94,6 +97,10 @@ def find(output_dir: Path) -> Iterator[Item]:
     rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _code(folder, runs, now)
+    for entry in _entries(folder / environment.FOLDER):
+        # A job that still waits for it then starts from the shared file system, and says so.
+        if not entry.name.startswith(".") and (age := _age(entry, now)) > _UNUSED_S:
+            yield Item("environment", Path(entry.path), f"not used for {age / 86400:.0f} days")
     for run in rest:
         if states[run.path].name == "finished":
             yield from _checkpoints(run)
@@ -107,7 +114,7 @@ def _is_at_rest(run: Facts, state: State) -> bool:
 
 def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
     """Yield files that killed processes have left while they wrote or deleted something."""
-    shared = [(folder, None), (folder / "code", None), (folder / "sweeps", None)]
+    shared = [(folder / name, None) for name in ("", "code", "sweeps", environment.FOLDER)]
     inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
     for place, run in [*shared, *inside]:
         for entry in _entries(place):
@@ -208,7 +215,7 @@ def _size(path: Path) -> int:
 def _print(items: list[Item], *, deleted: bool) -> None:
     for item in items:
         where = printable(os.path.relpath(item.path))
-        print(f"{item.kind:<11}{decimal(item.size):>9}  {where}  ({printable(item.why)})")
+        print(f"{item.kind:<12}{decimal(item.size):>9}  {where}  ({printable(item.why)})")
         if item.problem:
             print(f"  not deleted: {printable(item.problem)}", file=sys.stderr)
     done = [item.size for item in items if not item.problem]

@@ -1,0 +1,58 @@
+# shellcheck shell=bash
+# Runs Python of an environment that travels as one file:
+#   bash environment.sh IMAGE CODE PYTHON ARGUMENT...
+# IMAGE is the archive that hpctrain.runs.code.environment has made, CODE the folder of a code
+# snapshot or "", with its archive beside IMAGE, and PYTHON the interpreter on the shared file
+# system, which takes over where this node has no room. Each node unpacks an archive once, for all
+# ranks and jobs of the user; who uses a copy holds a shared lock on it until the process ends.
+image=$1 code=$2 python=$3
+shift 3
+here=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/hpctrain-$(id -u)
+
+# Somebody else could have made the folder first, and put code there.
+own() { mkdir -m 700 "$here" 2>/dev/null || [[ -d $here && -O $here && ! -L $here ]]; }
+
+# Set $copy to the folder with what the archive $1 holds; keep its shared lock on descriptor $2.
+unpack() {
+    local name=${1##*/} attempt="${SLURM_JOB_ID:-} ${SLURM_STEP_ID:-}"
+    copy=$here/${name%.tar}
+    eval "exec $2>>\"\$copy.lock\"" && flock --shared "$2" || return
+    touch "$copy.lock"
+    [[ -e $copy/unpacked ]] || (
+        # One rank unpacks it while the others wait. Of a full disk only the first one tells.
+        flock 7 || exit
+        [[ ! -e $copy/unpacked ]] || exit 0
+        if [[ -e $copy.failed && $(<"$copy.failed") == "$attempt" ]]; then exit 1; fi
+        remove_old
+        rm -rf "$copy"
+        mkdir "$copy" && tar --blocking-factor=2048 -xf "$1" -C "$copy" && set_home &&
+            : >"$copy/unpacked" && exit
+        rm -rf "$copy"
+        echo "$attempt" >"$copy.failed"
+        exit 1
+    ) 7>>"$copy.lock.unpacking"
+}
+
+# A virtual environment names the folder of its Python.
+set_home() {
+    [[ ! -e $copy/base ]] || sed -i "s|^home = .*|home = $copy/base/bin|" "$copy/environment/pyvenv.cfg"
+}
+
+# Remove copies that no process uses and that were not used for three days.
+remove_old() {
+    local old
+    for old in "$here"/*.lock; do
+        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}.failed" "$old"*) 6>>"$old"
+    done
+}
+
+if own && unpack "$image" 8; then
+    new=$copy/environment/bin/${python##*/}
+    if [[ -z $code ]]; then exec "$new" "$@"; fi
+    if unpack "${image%/*}/code-${code##*/}.tar" 9; then
+        PYTHONPATH=${PYTHONPATH//"$code"/"$copy"} exec "$new" "$@"
+    fi
+fi
+echo "launch.environment=image: $here cannot have a copy (see above); this process starts from the" \
+    "shared file system, which is slower" >&2
+exec "$python" "$@"

@@ -1,0 +1,170 @@
+"""The Python environment as one file, which each node of a job unpacks once into its own disk.
+
+    runs/environments/3fa92c1be0d44c12.tar    the name is a digest of its files' names, sizes, times
+        environment/…                         sys.prefix: a virtual or a conda environment
+        base/…                                the Python under a virtual environment, unless in /usr
+    runs/environments/code-8b1d….tar          a code snapshot, which changes more often
+
+A start opens thousands of files and asks for ten times as many. A shared file system answers each
+question over the network, and a thousand nodes ask at the same time. One file is read by large
+reads. `cluster/slurm/environment.sh` is what a rank does with it.
+"""
+
+import os
+import stat
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+
+import xxhash
+
+from hpctrain.base.files.disk import temporary
+from hpctrain.base.terminal.progress_bar import ProgressBar
+from hpctrain.errors import ConfigError, StorageError
+
+FOLDER = "environments"
+"""The folder of the archives in `output_dir`."""
+
+_ENVIRONMENT, _BASE = "environment", "base"
+# A Python has them, and no training imports them.
+_SELDOM = {"test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo", "site-packages"}
+_ASKED_AT_ONCE = 16  # folders of a slow file system
+
+_Files = dict[str, tuple[Path, os.stat_result]]  # by the name in the archive
+
+
+def image(output_dir: str | Path) -> Path:
+    """Return the path of the archive of this process's environment, which need not exist yet.
+
+    A Python that is no environment is a ConfigError.
+    """
+    if sys.prefix == "/usr":
+        raise ConfigError(
+            f"launch.environment=image: {sys.executable} is the Python of the system, which stays "
+            "where it is: use a virtual or conda environment, or launch.environment=shared"
+        )
+    return Path(os.path.abspath(output_dir)) / FOLDER / f"{_digest()}.tar"
+
+
+def write(path: Path, code: Path | None) -> None:
+    """Write the archive `path` of the environment, and that of a code snapshot, if they are new.
+
+    A file that cannot be read or written is a StorageError.
+    """
+    _pack(path, _environment, "launch.environment: ")
+    if code is not None:
+        # environment.sh knows this name.
+        _pack(path.with_name(f"code-{code.name}.tar"), partial(_files, code, ""), "code: ")
+
+
+def code_folder(output_dir: str | Path, pythonpath: Sequence[Path]) -> Path | None:
+    """Return the folder of the code snapshot that Python imports from; None if there is none."""
+    top = Path(os.path.abspath(output_dir)) / "code"
+    inside = (path.relative_to(top) for path in pythonpath if path.is_relative_to(top))
+    return next((top / path.parts[0] for path in inside), None)
+
+
+def _environment() -> _Files:
+    files = _files(Path(sys.prefix), _ENVIRONMENT)
+    base = Path(sys.base_prefix)
+    if base != Path(sys.prefix) and not base.is_relative_to("/usr"):
+        files |= _files(base, _BASE)
+    return files
+
+
+@cache
+def _digest() -> str:
+    hashed = xxhash.xxh3_128(sys.executable.encode())
+    for name, (_, facts) in sorted(_environment().items()):
+        hashed.update(f"{name}\0{facts.st_size} {facts.st_mtime_ns}\0".encode("utf-8", "replace"))
+    return hashed.hexdigest()[:16]
+
+
+def _files(root: Path, name: str) -> _Files:
+    """Return what is below a folder that has this name in the archive."""
+    found: _Files = {}
+    folders = [(root, name)]
+    with ThreadPool(_ASKED_AT_ONCE) as pool:
+        while folders:
+            level, folders = pool.map(_entries, folders), []
+            for each in level:
+                found |= each
+                folders += [(p, n) for n, (p, facts) in each.items() if stat.S_ISDIR(facts.st_mode)]
+    return found
+
+
+def _entries(folder: tuple[Path, str]) -> _Files:
+    path, inside = folder
+    found = {}
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                name = f"{inside}/{entry.name}".lstrip("/")
+                if _travels(name):
+                    found[name] = Path(entry.path), entry.stat(follow_symlinks=False)
+    except OSError as error:
+        raise _unreadable(error) from error
+    return found
+
+
+def _travels(name: str) -> bool:
+    """Return whether a file or folder is needed; of the Python below, only what it imports is."""
+    top, *parts = name.split("/")
+    if top != _BASE:
+        return True
+    kind, *inside = parts
+    if kind == "bin":
+        return not inside or inside[0].startswith("python")
+    if kind != "lib" or not inside:
+        return kind == "lib"
+    return (inside[0].startswith("python") and not {*inside} & _SELDOM) or ".so" in inside[0]
+
+
+def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
+    if path.exists():
+        path.touch()  # `gc` deletes what was not used for long
+        return
+    files, unfinished = listed(), temporary(path)
+    total = sum(facts.st_size for _, facts in files.values())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (
+            tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
+            ProgressBar(len(files), total, label=label, noun="files") as bar,
+        ):
+            for name, (full, facts) in sorted(files.items()):
+                member = tar.gettarinfo(full, name)
+                member.uid = member.gid = 0
+                if member.issym():
+                    member.linkname = _target(full, name)
+                if member.isreg():
+                    with full.open("rb") as file:
+                        tar.addfile(member, file)
+                else:
+                    tar.addfile(member)
+                bar.advance(1, facts.st_size)
+        unfinished.replace(path)
+    except OSError as error:
+        raise _unreadable(error) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _target(link: Path, name: str) -> str:
+    """Return where a link points to in the copy: a path into what travels becomes relative."""
+    target = os.readlink(link)
+    if not os.path.isabs(target):
+        return target
+    for root, inside in ((sys.prefix, _ENVIRONMENT), (sys.base_prefix, _BASE)):
+        for folder in (root, os.path.realpath(root)):
+            if Path(target).is_relative_to(folder):
+                there = os.path.join(inside, os.path.relpath(target, folder))
+                return os.path.relpath(there, os.path.dirname(name))
+    return target
+
+
+def _unreadable(error: OSError) -> StorageError:
+    return StorageError(f"launch.environment=image: {error.filename}: {error.strerror}")

@@ -28,7 +28,7 @@ from hpctrain.insight.doctor.checks import (
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.insight.doctor.finding import Finding, unknown
-from hpctrain.insight.monitor.gpu_library import Library
+from hpctrain.insight.monitor.nvidia import Nvidia
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def probe(
     uuids: list[str],
     *,
     disks: bool,
-    library: Library | None = None,
+    library: Nvidia | None = None,
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 

@@ -4,17 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.insight.monitor import amd
-from hpctrain.insight.monitor.gpu_library import NOT_LOADED, Library, NotTold
-from hpctrain.insight.monitor.nvidia import Nvidia
+from hpctrain.insight.monitor.nvidia import NOT_LOADED, NotTold, Nvidia
 
 log = logging.getLogger(__name__)
 _MB = 1e6
-
-
-def maker() -> type[Library]:
-    """Return the class of the library for the GPUs of this host; to make it needs the library."""
-    return amd.Amd if amd.is_here() else Nvidia
 
 
 class _Sensor(NamedTuple):
@@ -60,7 +53,7 @@ class Gpus:
     `facts` are the name of each GPU, and the version of the driver.
     """
 
-    def __init__(self, uuids: Sequence[str], library: Library | None = None) -> None:
+    def __init__(self, uuids: Sequence[str], library: Nvidia | None = None) -> None:
         self.facts: dict[str, str] = {}
         self._gpus: dict[int, Any] = {}
         self._sensors: dict[int, dict[str, _Sensor]] = {}  # that each GPU has
@@ -68,7 +61,7 @@ class Gpus:
         if not uuids:
             return
         try:
-            self._library = library or maker()()
+            self._library = library or Nvidia()
         except NOT_LOADED as error:
             log.warning("GPUs are not measured: %s", error)
             return
@@ -94,7 +87,7 @@ class Gpus:
             self._sensors[number] = {
                 name: sensor
                 for name, sensor in _SENSORS.items()
-                if sensor.reading in library.readings and (name in _OF_A_PART or not is_part)
+                if name in _OF_A_PART or not is_part
             }
 
     def read(self) -> dict[str, float]:

@@ -35,8 +35,6 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
-    measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
 
 
@@ -156,11 +154,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or hardware is None:
         named = estimator.of(of_command_line(training, named_nodes), any_kind)
-    if asked.measure:
-        nodes = asked.nodes or [named_nodes]
-        per_node = training.launch.tasks_per_node if named is not None else per_node
-        ranking = rank(training, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
-    elif hardware is not None and (asked.nodes or not asked.named):
+    if hardware is not None and (asked.nodes or not asked.named):
         ranking = rank(training, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(training, estimator, hardware, per_node)

@@ -144,4 +144,4 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
     assert "micro_batch_size" not in cures("room", base["zero1"], 8)
     assert "micro_batch_size=" in cures("room", base["ddp"], 8)
     assert cures("communication", base["one"], 1) == ""
-    assert cures("states", base["ddp"], 7) == ""
+    assert cures("one row", base["ddp"], 7) == ""

@@ -12,12 +12,11 @@ from dataclasses import replace
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.console import Console
 from hpctrain.config.composing.compose import compose
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate, validate_job
 from hpctrain.errors import ConfigError
-from hpctrain.insight.estimates import time_limit
-from hpctrain.insight.estimates.cautions import cautions
 from hpctrain.insight.estimates.hardware import known, load, of_section
 from hpctrain.insight.plan.planned import PlannedTraining
 
@@ -69,7 +68,7 @@ def main(argv: list[str]) -> int:
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
-    told = cautions(config) if asked.named or hardware is None else ()
+    told = refused(config, "idle_keys") if asked.named or hardware is None else ()
     warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
@@ -142,8 +141,6 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    if config.launch.time_min == "auto":
-        time_limit.pin(config)
     return config
 
 

@@ -41,7 +41,6 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.key import members
 from hpctrain.insight.doctor.command import settings
-from hpctrain.insight.translate.__main__ import main as translate
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
@@ -314,8 +313,6 @@ def accept(words: list[str], run: Path) -> None:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
-        case ["python", "-m", "hpctrain.insight.translate", *rest]:
-            call(lambda: translate(rest))
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
             if "experiment=stdlib_lm" not in rest:  # the data takes a minute
                 checked(rest, 1)

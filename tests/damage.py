@@ -204,10 +204,7 @@ def run(arguments: list[str]) -> Outcome:
 
     name, *rest = arguments
     main: Callable[[list[str]], int]
-    if name == "data_prep":
-        main = data_prep
-    else:
-        main = partial(_command, name)
+    main = data_prep if name == "data_prep" else partial(_command, name)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     signals = signal.SIGALRM, signal.SIGPROF
     before = [signal.signal(each, _hang) for each in signals]

@@ -34,7 +34,6 @@ from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
-from hpctrain.config.rules.job import written_secrets
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
@@ -51,7 +50,7 @@ from hpctrain.search.rule import NOTHING_LEFT
 from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import FoundSearch, SearchFile, storage_of
+from hpctrain.search.trials import FoundSearch, SearchFile
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -103,12 +102,6 @@ class Search:
         self._settings = msgspec.structs.replace(self._settings, sweeps=texts)
         self._space = {key: distribution(each) for key, each in swept.items()}
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
-        self._storage = settings["storage"]
-        for problem in written_secrets({"hydra.sweeper.storage": self._storage}):
-            raise ConfigError(
-                f"{problem}. For PostgreSQL, leave it out: every worker has it from PGPASSWORD, or "
-                "from ~/.pgpass"
-            )
         self._name = settings["study_name"] or self._content_name(config)
         composer = Composer(loader, config)
         self._config_dir = composer.config_dir
@@ -137,7 +130,7 @@ class Search:
                 f"output_dir={config.output_dir}: a search needs locks that all nodes see, and "
                 f"{why}; take a folder of another file system"
             )
-        storage = self._storage or str(sweeps / f"{self._name}.optuna")
+        storage = sweeps / f"{self._name}.optuna"
         study, folder = self._study(storage, folder)
         code = snapshot.take(config.launch, config.output_dir, config.data.path)
         if code:
@@ -185,12 +178,14 @@ class Search:
             )
         return config
 
-    def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:
+    def _study(self, storage: Path, folder: Path) -> tuple[Study, Path]:
         """Return the study, made if it is not there, and the folder in which its search was begun.
 
         A study that searches something else, or a folder that has another search, is a ConfigError.
         """
         import optuna
+
+        from hpctrain.search.study_file import study_storage  # it imports Optuna
 
         known = SearchFile.of(folder)
         other = f"the search {known.study}" if known else "a sweep"
@@ -201,7 +196,7 @@ class Search:
             )
         study = optuna.create_study(
             study_name=self._name,
-            storage=storage_of(storage),
+            storage=study_storage(storage),
             direction=self._settings.direction,
             load_if_exists=True,
         )
@@ -232,7 +227,7 @@ class Search:
     def _write(
         self,
         study: Study,
-        storage: str,
+        storage: Path,
         folder: Path,
         output_dir: str,
         code: snapshot.Snapshot | None,
@@ -246,7 +241,7 @@ class Search:
         SearchFile(
             **msgspec.structs.asdict(self._settings),
             study=self._name,
-            storage=storage,
+            storage=str(storage),
             uid=before.uid if before else uuid.uuid4().hex,
             space={key: distribution_to_json(each) for key, each in self._space.items()},
             overrides=tuple(self._fixed),

@@ -14,7 +14,6 @@ GIVEN = {
     "n_jobs": 2,
     "max_failure_rate": 1.0,
     "sampler": {},
-    "storage": None,
     "study_name": None,
 }
 

@@ -46,7 +46,7 @@ def test_the_layout_of_the_command_line(
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
     assert found["model"]["flops_per_sample"] == 256 * found["model"]["flops_per_token"]
-    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "loader"}
+    assert found.keys() >= {"model", "layouts", "hardware", "assumptions"}
     numbers = {"parameters", "trainable", "embedding", "active", "flops_per_sample"}
     assert found["model"].keys() == numbers | {"flops_per_token"}
     first, *others = found["layouts"]
@@ -153,7 +153,6 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
     words = [set(entry["overrides"]) for entry in found["layouts"]]
     for both in ({"parallel.pp=2", "parallel.cp=2"}, {"parallel.pp=2", "parallel.ep=4"}):
         assert any(both < entry for entry in words), both
-    assert found["loader"]["needed_mb_per_s"] is None
 
 
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:

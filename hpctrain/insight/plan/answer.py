@@ -14,7 +14,6 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
     of_shape,
     parse_shape,
-    sample_bytes,
     samples_of_epoch,
 )
 from hpctrain.insight.plan.layouts import of_command_line
@@ -75,27 +74,12 @@ class Answer:
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],
-            "loader": self._loader(layouts[0] if layouts else None),
             "hardware": [
                 {"name": kind.hardware.name}
                 | (kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why})
                 for kind in self.kinds
             ],
             "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
-        }
-
-    def _loader(self, one: Estimate | None) -> dict[str, Any]:
-        """Return what each node has to read for a layout, beside what the storage gives."""
-        size = None if self.asked.shape else sample_bytes(self.asked.training.data)
-        rate, storage = one and one.samples_per_s, None
-        needed = rate * size / one.layout.nodes / 1e6 if one and rate and size else None
-        if (hardware := self.asked.hardware) and hardware.storage_rate:
-            storage = hardware.storage_rate / 1e6
-        return {
-            "bytes_per_sample": size,
-            "needed_mb_per_s": needed,
-            "storage_mb_per_s": storage,
-            "enough": None if needed is None or storage is None else needed <= storage,
         }
 
     @property

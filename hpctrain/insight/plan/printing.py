@@ -40,7 +40,6 @@ def show(
                 console.print(f"not possible on {one['name']}: {one['reason']}", soft_wrap=True)
     excluded, found = facts["assumptions"]["excluded"], facts["assumptions"]
     _print_facts(console, "model", facts["model"])
-    _print_facts(console, "loader", facts["loader"])
     # One line for a kind, that on the most ranks.
     _print_facts(console, "excluded", {name.partition(" ")[0]: excluded[name] for name in excluded})
     _print_facts(console, "assumptions", {n: found[n] for n in found if n != "excluded"})

@@ -115,14 +115,6 @@ def samples_of_epoch(data: DataConfig) -> int:
     return total * data.repeat
 
 
-def sample_bytes(data: DataConfig) -> float:
-    """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
-    total = float(sum(shard.bytes for _, _, shards in _parts_of(data) for shard in shards))
-    if (windows := data.windows).field is not None and windows.length and windows.stride:
-        total *= max(1.0, windows.length / windows.stride)
-    return total / max(1, samples_of_epoch(data) // max(1, data.repeat))
-
-
 def _parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:
     """Yield the folder, the split and the shards of each part of the training data."""
     for part in data.mixture or [{"path": data.path}]:

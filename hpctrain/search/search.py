@@ -46,7 +46,6 @@ from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
-from hpctrain.search.rule import NOTHING_LEFT
 from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
@@ -318,8 +317,6 @@ class Search:
         """Print the best trial and write `optimization_results.yaml`."""
         for trial in found.at("failed"):
             print(mask(f"trial {trial.number} failed: {trial.reason}"), file=sys.stderr)
-        if found.ended != NOTHING_LEFT:
-            raise LaunchError(found.ended)
         if (best := found.best) is None:
             raise LaunchError(f"none of the {len(found.trials)} trials finished; see above")
         result = {"name": "optuna", "best_params": best.params, "best_value": best.value}

@@ -38,7 +38,6 @@ class SearchSettings(Record, frozen=True, kw_only=True):
     n_jobs: Count = 1
     rungs: tuple[Count, ...] = (0,)
     etas: tuple[float, ...] = ()
-    max_failure_rate: float = 1.0
     sampler: dict[str, Any] = msgspec.field(default_factory=dict)
     sweeps: dict[str, str] = msgspec.field(default_factory=dict)  # the words of each searched key
 
@@ -60,12 +59,10 @@ class SearchSettings(Record, frozen=True, kw_only=True):
             key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
             for key, value in given.items()
         }
-        rate = given["max_failure_rate"]
         for key, fits, allowed in (
             ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),
             ("n_trials", _is_count(given["n_trials"]), "it must be at least 1"),
             ("n_jobs", _is_count(given["n_jobs"]), "it must be at least 1"),
-            ("max_failure_rate", _is_number(rate, 0, 1), "it must be a share, from 0 to 1"),
         ):
             if not fits:
                 _refuse(key, given, allowed)
@@ -84,7 +81,6 @@ class SearchSettings(Record, frozen=True, kw_only=True):
             metric=metric,
             rungs=rungs,
             etas=_of_rungs(given, etas, len(rungs) - 1),
-            max_failure_rate=float(rate),
         )
 
     def check_trial(self, data: DataConfig, train: TrainConfig) -> None:

@@ -1,6 +1,7 @@
 """Curves of a real journal: as text, as a picture, and as a table."""
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from hpctrain.insight.report.plot_command import main
 from hpctrain.insight.report.views.curves import thinned
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker
+from tests.conftest import ROOT
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def run(tmp_path: Path) -> Path:
                 position = tracker.position()
         tracker.finish("FINISHED")
     (path / "run.json").write_text("{}")
-    (path / "config.yaml").write_text("{}")
+    shutil.copy(ROOT / "tests/corpus/0.1.0/runs/digits-0db66357/config.yaml", path)
     return path
 
 

@@ -12,7 +12,6 @@ GIVEN = {
     "direction": "minimize",
     "n_trials": 9,
     "n_jobs": 2,
-    "max_failure_rate": 1.0,
     "sampler": {},
     "study_name": None,
 }
@@ -69,7 +68,6 @@ def test_the_wrong_direction_is_told(
         ({"direction": None}, "direction=None: minimize or maximize val/loss?"),
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),
-        ({"max_failure_rate": 2}, "max_failure_rate=2: it must be a share"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: str) -> None:

@@ -143,5 +143,4 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
     # Beside train.accumulate there is no train.micro_batch_size, and a global batch is divided.
     assert "micro_batch_size" not in cures("room", base["zero1"], 8)
     assert "micro_batch_size=" in cures("room", base["ddp"], 8)
-    assert cures("communication", base["one"], 1) == ""
     assert cures("one row", base["ddp"], 7) == ""

@@ -5,7 +5,7 @@ import math
 
 from msgspec.structs import replace
 
-from hpctrain.search.rule import NOTHING_LEFT, Action, choose
+from hpctrain.search.rule import Action, choose
 from hpctrain.search.trials import FoundSearch, Trial
 
 
@@ -81,7 +81,7 @@ def test_who_has_nothing_to_do_heals_waits_or_ends_the_search() -> None:
     others = search(*paused(0.3, 0.2), trial(2, "training"))
     assert choose(others).action is Action.WAIT
     ended = search(*paused(0.3, 0.2), trial(2, "finished", 0.1, 0.1, 0.1))
-    assert choose(ended) == (Action.END, None, 1, NOTHING_LEFT)
+    assert choose(ended) == (Action.END, None, 1)
     assert choose(search(*paused(0.3, 0.2), trial(2, "pruned"))).action is not Action.END
 
 

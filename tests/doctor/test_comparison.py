@@ -15,7 +15,7 @@ from hpctrain.insight.doctor.measures import speeds
 from hpctrain.insight.doctor.probe import Probe
 from tests.doctor.asked import expected_of
 
-GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 63.0, 18)
+GPU = GpuFacts("NVIDIA X1", "570.86.15", 80 << 30, 1980, 700.0, 18)
 VERSIONS = {"torch": "2.7.1", "code": "abc", "system": "Linux-5.14"}
 
 

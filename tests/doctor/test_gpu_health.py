@@ -51,10 +51,6 @@ def nvidia(**planted: Any) -> Nvidia:
         (nvidia(remapped=[8, 9, 0, 1]), {"retired memory": "fail"}),
         (nvidia(reasons=0x40), {"throttling": "fail"}),
         (nvidia(reasons=0x01), {}),  # nothing runs
-        (nvidia(pcie=((1, 16), (5, 16))), {}),  # at rest
-        (nvidia(pcie=((5, 4), (5, 16))), {"PCIe": "warn"}),
-        (nvidia(pcie=((1, 8), (4, 16))), {}),  # four cards on a board that shares the lanes
-        (nvidia(pcie=((5, 1), (5, 16)), c2c=1), {}),  # a GH200, whose lane of PCIe is idle
         (nvidia(used=60_000_000_000, c2c=1), {}),  # Linux keeps pages of what has ended there
         (nvidia(ecc_modes=(0, 1)), {"ECC": "warn"}),
         (nvidia(ecc_modes=(0, 0)), {}),  # a card for workstations, as it is delivered

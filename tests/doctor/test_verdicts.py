@@ -127,7 +127,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),
     ),
     "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
-    "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
     "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
     "link to other nodes": (
         "pppfpppwpppp",

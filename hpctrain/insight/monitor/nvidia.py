@@ -66,7 +66,6 @@ class Nvidia:
                 else (None, None, bool(nvml.nvmlDeviceGetDefaultEccMode(gpu)[0]))
             ),
             "retired": self._retired,
-            "pcie": self._pcie,
             "nvlinks": self._nvlinks,
             "processes": self._processes,
             "bus": lambda gpu: nvml.nvmlDeviceGetPciInfo(gpu).busId,
@@ -135,15 +134,6 @@ class Nvidia:
         """Return what was given up; whether a repair waits, and whether it has failed."""
         corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
         return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
-
-    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return generation and width of the link, as they are and as they could be."""
-        nvml = self.module
-        if self._is_c2c(gpu):  # its one lane of PCIe is idle
-            raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
-        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
-        best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
-        return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
 
     def _nvlinks(self, gpu: Any) -> int:
         """Return how many links are up."""

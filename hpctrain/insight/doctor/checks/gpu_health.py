@@ -15,7 +15,7 @@ from typing import Any
 from rich.filesize import decimal
 
 from hpctrain.base.processes import gpu_driver
-from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, pcie_bandwidth, reserved
+from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, reserved
 from hpctrain.insight.doctor.finding import Finding, unknown
 from hpctrain.insight.monitor.nvidia import NOT_LOADED, Nvidia
 
@@ -29,7 +29,6 @@ class GpuFacts:
     memory_bytes: int | None = None
     clock_mhz: int | None = None  # the highest of its multiprocessors
     power_w: float | None = None  # its limit
-    pcie_gb_s: float | None = None  # in one direction, with the lanes that it has now
     nvlinks: int | None = None  # that are up
 
 
@@ -113,14 +112,12 @@ def _facts(library: Nvidia, gpu: Any) -> GpuFacts:
         except library.errors:
             return None
 
-    link = told("pcie")
     return GpuFacts(
         library.readings["model"](gpu),  # an error if the GPU is lost
         told("driver"),
         told("size"),
         told("top_clock"),
         told("limit"),
-        None if link is None else pcie_bandwidth(link[1][0], link[0][1]),
         told("nvlinks"),
     )
 

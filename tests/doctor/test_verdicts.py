@@ -169,7 +169,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "fpp",
         lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
     ),
-    "clock": ("ppw", lambda _: [*comparison.clocks({"a": 0.0, "b": 0.3, "c": 99.0}).values()]),
     "output_dir": (
         "fwpfwppwp",
         lambda _: [

@@ -117,7 +117,7 @@ class LaunchConfig:
     )
     preflight: str = key(
         "quick",
-        "Every job of Slurm first checks its nodes: GPUs, versions, limits, disks and clocks, in "
+        "Every job of Slurm first checks its nodes: GPUs, versions, limits and disks, in "
         "less than 2 seconds (quick), and the speed of GPUs and links too (full), or nothing "
         "(off). A job on a node that fails is put back into the queue, without this node.",
         choices=("quick", "full", "off"),

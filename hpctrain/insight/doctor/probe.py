@@ -77,7 +77,6 @@ class Probe:
     versions: dict[str, str]  # only the first rank of a node looks
     gpus: list[GpuFacts]
     findings: list[Finding]
-    time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
     figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
     # The identities of all GPUs that it sees, also of those that other ranks look at.
     uuids: list[str] = field(default_factory=list)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.insight.monitor.nvidia import NOT_LOADED, NotTold, Nvidia
+from hpctrain.insight.monitor.nvidia import NOT_LOADED, Nvidia
 
 log = logging.getLogger(__name__)
 _MB = 1e6
@@ -100,8 +100,6 @@ class Gpus:
             for name, sensor in [*self._sensors[number].items()]:
                 try:
                     values = sensor.metrics(*self._library.read(sensor.reading, gpu))
-                except NotTold:
-                    continue
                 except self._library.errors as error:
                     if self._library.lacks(error):
                         del self._sensors[number][name]

@@ -24,10 +24,6 @@ _NEVER = 3, 4, 13  # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND: nobody is
 _LOST = 15, 16, 999  # GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
 
 
-class NotTold(LookupError):
-    """The GPU has no such value now."""
-
-
 class Nvidia:
     """NVML, by the module `pynvml`, or another one that answers as it does.
 
@@ -42,7 +38,7 @@ class Nvidia:
 
     def __init__(self, module: Any = None) -> None:
         self.module = nvml = import_module("pynvml") if module is None else module
-        self.errors: tuple[type[Exception], ...] = (nvml.NVMLError, NotTold)
+        self.errors: tuple[type[Exception], ...] = (nvml.NVMLError,)
         self.readings: Mapping[str, Callable[[Any], Any]] = {
             "model": lambda gpu: nvml.nvmlDeviceGetName(gpu),
             "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -28,7 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.record import written
-from hpctrain.base.secrets import mask, reference, referenced
+from hpctrain.base.secrets import mask, reference
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
@@ -109,8 +108,8 @@ class Search:
     def run(self, folder: Path) -> None:
         """Begin the search in `folder`, or go on with the one that this command has begun.
 
-        Without a cluster, or with `launch.wait=true`, it waits for the end, prints the best trial
-        and writes `optimization_results.yaml`. What is wrong is an HpctrainError, and nothing was
+        Without a cluster, or with `launch.wait=true`, it waits for the end, and prints the best
+        trial. What is wrong is an HpctrainError, and nothing was
         queued.
         """
         config = self._probe()
@@ -142,7 +141,7 @@ class Search:
             said = notes([Entry([], config, RunDir(folder))], True)
             if not self._submit(JobRequest.of(config), said, folder):
                 return
-        self._report(FoundSearch.of(folder), folder)
+        self._report(FoundSearch.of(folder))
 
     def _probe(self) -> Config:
         """Return the config of a valid trial; raise an error if no trial has one.
@@ -313,16 +312,12 @@ class Search:
         text = reference(json.dumps(parts, sort_keys=True, default=str))
         return f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def _report(self, found: FoundSearch, folder: Path) -> None:
-        """Print the best trial and write `optimization_results.yaml`."""
+    def _report(self, found: FoundSearch) -> None:
+        """Print the best trial."""
         for trial in found.at("failed"):
             print(mask(f"trial {trial.number} failed: {trial.reason}"), file=sys.stderr)
         if (best := found.best) is None:
             raise LaunchError(f"none of the {len(found.trials)} trials finished; see above")
-        result = {"name": "optuna", "best_params": best.params, "best_value": best.value}
-        (folder / "optimization_results.yaml").write_text(
-            yaml.safe_dump(referenced(result), sort_keys=False)
-        )
         done = f"{len(found.at('finished'))} of {len(found.trials)}"
         print(f"{done} trials of study {self._name} finished")
         values = " ".join(f"{key}={value}" for key, value in best.params.items())

@@ -72,15 +72,14 @@ class SearchSettings(Record, frozen=True, kw_only=True):
                 "hydra.sweeper.direction=%s, but by its name %s has better values where it is %s",
                 *(given["direction"], metric, known),
             )
-        etas = _listed(given, "eta", 2)
-        if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
-            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
+        if not _is_number(given.get("eta", 2), 1, sys.float_info.max):
+            _refuse("eta", given, "it must be a number from 1 on")
         rungs = _rungs(given, max_steps)
         return cls(
             **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
             rungs=rungs,
-            etas=_of_rungs(given, etas, len(rungs) - 1),
+            etas=(given.get("eta", 2),) * (len(rungs) - 1),
         )
 
     def check_trial(self, data: DataConfig, train: TrainConfig) -> None:
@@ -112,7 +111,7 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
     key = "rungs"
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
-    steps = _listed(given, key)
+    steps = given[key] if isinstance(given[key], list) else [given[key]]
     for before, step in itertools.pairwise([0, *steps]):
         if not _is_count(step):
             _refuse(key, given, f"{step} is no global step, which is a whole number from 1 on")
@@ -121,20 +120,6 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
         if step > max_steps:
             _refuse(key, given, f"{step} is beyond train.max_steps={max_steps}")
     return (*dict.fromkeys((*steps, max_steps)),)
-
-
-def _listed(given: Mapping[str, Any], key: str, default: Any = None) -> list[Any]:
-    """Return the values of a key that is a list or one value."""
-    value = default if given.get(key) is None else given[key]
-    return value if isinstance(value, list) and value else [value]
-
-
-def _of_rungs(given: Mapping[str, Any], values: list[Any], count: int) -> tuple[Any, ...]:
-    if len(values) not in (1, count):
-        _refuse(
-            "eta", given, f"it needs one number, or {count}: one for each rung but the last one"
-        )
-    return tuple(values * count)[:count]
 
 
 def _is_count(value: Any) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import optuna
 import pytest
-import yaml
 
 from hpctrain.base.files import lock
 from hpctrain.search.study_file import study_storage
@@ -114,10 +113,11 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert set(states) == {"failed", "finished"}
     count = states.count("finished")
     assert f"{count} of 6 trials of study digits-" in done.stdout
-    (file,) = tmp_path.glob("runs/sweeps/*/optimization_results.yaml")
-    found = yaml.safe_load(file.read_text())
+    (file,) = tmp_path.glob("runs/sweeps/*/search.json")
+    best = FoundSearch.of(file.parent).best
     finished = [r["result"]["val/accuracy"] for r in records if r["state"] == "finished"]
-    assert (found["name"], found["best_value"]) == ("optuna", max(finished))
+    assert best is not None
+    assert best.value == max(finished)
     # The same command has nothing left to do, and a larger one makes only the missing trials.
     again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
     assert "continues: 6 trials done, 0 under way" in again.stdout

@@ -63,7 +63,7 @@ def test_the_wrong_direction_is_told(
         ({"rungs": []}, "rungs=[]: [] is no global step"),
         ({"rungs": [5], "max_steps": None}, "give train.max_steps, too"),
         ({"rungs": [5], "eta": 0.5}, "eta=0.5: it must be a number from 1 on"),
-        ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it needs one number, or 1"),
+        ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it must be a number from 1 on"),
         ({"rungs": [5], "eta": True}, "eta=True: it must be a number from 1 on"),
         ({"direction": None}, "direction=None: minimize or maximize val/loss?"),
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),

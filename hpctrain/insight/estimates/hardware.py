@@ -30,7 +30,7 @@ _KEYS: dict[str, Any] = {
     **dict.fromkeys(("name", "title", "devices")),
     "memory_gib": float(GIB),
     "memory_gb_per_s": 1e9,
-    **dict.fromkeys(("gpus_per_node", "power_w", "node_power_w"), 1.0),
+    **dict.fromkeys(("gpus_per_node", "power_w"), 1.0),
     **dict.fromkeys(("matmul_efficiency", "attention_efficiency"), 1.0),
     "peak_tflops": dict.fromkeys((*DTYPES, "fp64"), 1e12),
     **dict.fromkeys(("host", "inside", "between"), _LINK),
@@ -83,7 +83,6 @@ class Hardware:
     devices: tuple[str, ...] = ()  # exact, as torch and the driver report them
     matmul_efficiency: float | None = None  # the part of the peak that the largest products reach
     attention_efficiency: float | None = None  # the part that the flash kernel reaches
-    node_power_w: float | None = None  # beside its GPUs (TDP); energy counts it, too
     host: Link = Link()  # between a GPU and its node, such as PCIe
 
     @property
@@ -175,7 +174,7 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
         },
         devices=tuple(map(str, found["devices"] or ())),
         **{key: found[key] for key in ("matmul_efficiency", "attention_efficiency")},
-        **{key: found[key] for key in ("power_w", "node_power_w")},
+        power_w=found["power_w"],
         **links,
     )
 

@@ -155,13 +155,8 @@ class RunAccount:
 
     @property
     def kwh(self) -> float | None:
-        """What the GPUs have counted, and hardware.node_power_w of the nodes; None if unknown."""
-        counted = self.usage.kwh() if self.usage.gpus else None
-        watts = self.hardware.node_power_w if self.hardware else None
-        if watts is None or (counted is None and self.usage.gpus):
-            return counted
-        node_s = sum(span.facts.nodes * span.seconds for span in self.spans)
-        return (counted or 0.0) + watts * node_s / 3.6e6
+        """What the GPUs have counted; None if unknown."""
+        return self.usage.kwh() if self.usage.gpus else None
 
     @property
     def gpu_memory_gib(self) -> float | None:

@@ -77,13 +77,6 @@ def of_scratch(folder: Path, stage: str) -> list[Finding]:
     return [one for one in found if one.check == "scratch: free space"]
 
 
-def of_ports(folder: Path) -> list[Finding]:
-    port = folder / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("1: DOWN")
-    return [*infiniband.checked(folder)]
-
-
 def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
     return lambda _: [judge(*each) for each in given]
 
@@ -132,7 +125,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
     ),
-    "InfiniBand": ("w", of_ports),
     "InfiniBand library": ("w", lambda _: [infiniband.library()]),
     "locked memory (ulimit -l)": (
         "fwpp",

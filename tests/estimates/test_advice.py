@@ -105,7 +105,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return Estimator.of_training(planned_of(base["ddp"]), task, of_shape(task, {"": (1025,)}))
+    return Estimator.of_training(planned_of(base["ddp"]), task, of_shape(task, (1025,)))
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:

@@ -152,7 +152,6 @@ def _of_node(
     yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
-    yield from infiniband.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     for one in file_systems.checked("scratch", scratch, write=disks):

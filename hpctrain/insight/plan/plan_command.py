@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
     add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
-    add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
+    add("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
     add("--json", action="store_true", help="print one object")
     return parser
@@ -119,7 +119,7 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
     if (no_data or shape is not None) and not any(name.startswith("data.path") for name in names):
         added.append("data.path=none")
     if "experiment" not in names:
-        windows = shape is not None and not set(shape) & set("x=")
+        windows = shape is not None and "x" not in shape
         if not any(name == "task" or name.startswith("task.") for name in names):
             added.append(f"task={'language_model' if windows else 'classification'}")
         added += [] if "metric" in names else ["metric=val/loss"]

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.insight.monitor.nvidia import NOT_LOADED, Nvidia
+from hpctrain.insight.monitor.nvidia import Nvidia
 
 log = logging.getLogger(__name__)
 _MB = 1e6
@@ -60,11 +60,7 @@ class Gpus:
         self._first: dict[str, float] = {}  # readings of counters
         if not uuids:
             return
-        try:
-            self._library = library or Nvidia()
-        except NOT_LOADED as error:
-            log.warning("GPUs are not measured: %s", error)
-            return
+        self._library = library or Nvidia()
         try:
             self._library.open()
         except self._library.errors as error:

@@ -12,8 +12,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-# What the import of the module may raise.
-NOT_LOADED = ImportError, OSError, KeyError, AttributeError
 # NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
 _HEAT = 0x20 | 0x40
 _POWER = 0x04 | 0x80
@@ -26,9 +24,6 @@ _LOST = 15, 16, 999  # GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
 
 class Nvidia:
     """NVML, by the module `pynvml`, or another one that answers as it does.
-
-    Raises:
-        ImportError: It is not installed; `NOT_LOADED` has other errors of the import.
 
     Attributes:
         errors: What the methods and the readings may raise.

@@ -17,7 +17,7 @@ from rich.filesize import decimal
 from hpctrain.base.processes import gpu_driver
 from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, reserved
 from hpctrain.insight.doctor.finding import Finding, unknown
-from hpctrain.insight.monitor.nvidia import NOT_LOADED, Nvidia
+from hpctrain.insight.monitor.nvidia import Nvidia
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,7 @@ def checked(
         return [], []
     if library is None and gpu_driver.nvidia() is None and gpu_driver.amd() is not None:
         return [], [unknown("GPUs", "AMD's: their health is not looked at", "`amd-smi` tells it.")]
-    try:
-        library = library or Nvidia()
-    except NOT_LOADED as error:
-        why = f"pynvml cannot be imported: {error}"
-        return [], [unknown("GPUs", why, "Install nvidia-ml-py.")]
+    library = library or Nvidia()
     try:
         library.open()
     except library.errors as error:
@@ -83,10 +79,7 @@ def wait_until_free(
     tell.
     """
     end = time.monotonic() + wait_s
-    try:
-        library = library or Nvidia()
-    except NOT_LOADED:
-        return []
+    library = library or Nvidia()
     with suppress(*library.errors):
         library.open()
         while taken := [*_taken(library, uuids)]:

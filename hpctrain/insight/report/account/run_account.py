@@ -154,11 +154,6 @@ class RunAccount:
         return {"metric": metric, "value": found[0], "step": found[1]} if found else None
 
     @property
-    def kwh(self) -> float | None:
-        """What the GPUs have counted; None if unknown."""
-        return self.usage.kwh() if self.usage.gpus else None
-
-    @property
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)

@@ -111,7 +111,7 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
     key = "rungs"
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
-    steps = given[key] if isinstance(given[key], list) else [given[key]]
+    steps = given[key] if given[key] and isinstance(given[key], list) else [given[key]]
     for before, step in itertools.pairwise([0, *steps]):
         if not _is_count(step):
             _refuse(key, given, f"{step} is no global step, which is a whole number from 1 on")

@@ -201,14 +201,10 @@ def run(arguments: list[str]) -> Outcome:
     from data_prep.cli import main as data_prep
     from hpctrain.cli import _command
     from hpctrain.errors import HpctrainError
-    from hpctrain.insight.translate.__main__ import main as translate
 
     name, *rest = arguments
     main: Callable[[list[str]], int]
-    if name == "data_prep":
-        main = data_prep
-    else:
-        main = translate if name == "translate" else partial(_command, name)
+    main = data_prep if name == "data_prep" else partial(_command, name)
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace")
     signals = signal.SIGALRM, signal.SIGPROF
     before = [signal.signal(each, _hang) for each in signals]
@@ -250,10 +246,6 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     if part == "conf":
         own = [f"hydra.searchpath=[{house / 'conf'}]", "hardware=own"]
         return [[*digits, *own]]
-    if part == "accelerate.yaml":
-        return [["translate", str(damaged_file)]]
-    if part == "deepspeed.json":
-        return [["translate", str(damaged_file)]]
     if rest[0] == "doctor":
         return [["doctor", "--history", f"output_dir={runs}"]]
     if rest[0] == "sweeps":

@@ -11,22 +11,6 @@ import pytest
 from tests.conftest import run_module
 from tests.damage import cases
 
-DEEPSPEED = {
-    "train_batch_size": 64,
-    "gradient_accumulation_steps": 2,
-    "bf16": {"enabled": True},
-    "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
-    "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.9, 0.95]}},
-    "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 10}},
-}
-ACCELERATE = """\
-compute_environment: LOCAL_MACHINE
-distributed_type: FSDP
-mixed_precision: bf16
-num_machines: 2
-num_processes: 8
-fsdp_config: {fsdp_sharding_strategy: FULL_SHARD, fsdp_offload_params: false}
-"""
 FAILURE = (
     '{"error": "OSError: gone", "time": 1767225600.0, "host": "node3", "job_id": "17", '
     '"restart_count": 0}'
@@ -67,8 +51,6 @@ def house(
     cpu = Path("conf/hardware/cpu.yaml").read_text()
     (folder / "conf" / "hardware" / "own.yaml").write_text(cpu)
     (folder / "hardware.yaml").write_text(cpu)
-    (folder / "deepspeed.json").write_text(json.dumps(DEEPSPEED))
-    (folder / "accelerate.yaml").write_text(ACCELERATE)
     return folder
 
 

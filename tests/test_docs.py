@@ -42,7 +42,6 @@ from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.key import members
 from hpctrain.insight.doctor.command import settings
-from hpctrain.insight.translate.__main__ import main as translate
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
@@ -299,8 +298,6 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, "report", "--compare", *named(rest, run), code=2)
         case ["python", "-m", "hpctrain", *rest] if "hydra/sweeper=optuna" in rest:
             call(hpctrain, *rest, "launch.dry_run=true")
-        case ["python", "-m", "hpctrain", *rest] if "launch.time_min=auto" in rest:
-            call(hpctrain, *rest, code=2)  # accepted, but nothing was measured
         case ["python", "-m", "hpctrain", *rest] if "-m" in rest:
             own = "site=mine" in rest and "--config-dir" not in rest
             call(hpctrain, *["--config-dir", "my_configs"] * own, *rest, "launch.dry_run=true")
@@ -310,9 +307,6 @@ def accept(words: list[str], run: Path) -> None:
             call(hpctrain, "resume", "--branch", *named(rest, run), code=6)
         case ["python", "-m", "hpctrain", "resume", *rest]:
             call(hpctrain, "resume", *named(rest, run), "launch.dry_run=true")
-        case ["python", "-m", "hpctrain", "plan", *rest] if "--measure" in rest:
-            # It is accepted, but there is no cluster.
-            assert "sbatch is not on the PATH" in call(hpctrain, "plan", *rest, code=4)
         case ["python", "-m", "hpctrain", "plan", *rest]:
             call(hpctrain, "plan", *rest)
         case ["python", "-m", "hpctrain", "bench", *rest]:
@@ -327,8 +321,6 @@ def accept(words: list[str], run: Path) -> None:
             settings(rest, "my_configs")  # the job itself runs on the development cluster
         case ["python", "-m", "hpctrain", "doctor", *rest]:
             call(hpctrain, "doctor", *rest)
-        case ["python", "-m", "hpctrain.insight.translate", *rest]:
-            call(lambda: translate(rest))
         case ["python", "-m", "hpctrain", *rest] if any("=" in word for word in rest):
             if "experiment=stdlib_lm" not in rest:  # the data takes a minute
                 checked(rest, 1)

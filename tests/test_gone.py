@@ -88,7 +88,7 @@ def test_a_frozen_config_of_before(
 ) -> None:
     path = frozen(tmp_path / "config.yaml", {name: "another"})
     said = f"{path}: {name}=another: {name} has left hpctrain: "
-    if name.startswith(("launch.", "site.", "network.", "evaluation.")):
+    if name.startswith(("launch.", "site.", "network.", "evaluation.", "hardware.")):
         load(path)
         assert said in caplog.text
         return

@@ -12,7 +12,6 @@ from hpctrain.base.processes import gpu_driver
 from hpctrain.base.processes.gpu_driver import advice, mismatch
 from hpctrain.engine.distributed import devices
 from hpctrain.errors import ConfigError
-from hpctrain.insight.monitor import amd
 from tests.conftest import ROOT
 
 CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Thu Oct 19 18:56:32 UTC 2023\n"
@@ -96,7 +95,7 @@ def test_gpus_of_amd_want_another_torch(host: Host) -> None:
 def test_the_graphics_of_a_processor_are_no_gpu_to_train_on(host: Host) -> None:
     host.amd(0, 4)
     assert gpu_driver.driver() == advice("pypi") == ""
-    assert not amd.is_here()
+    assert gpu_driver.amd() is None
 
 
 def of_cuda(monkeypatch: pytest.MonkeyPatch, said: str) -> None:

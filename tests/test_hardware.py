@@ -148,12 +148,14 @@ def test_a_users_file_is_found_first(tmp_path: Path) -> None:
     assert load("cpu", [tmp_path]).memory_bytes == 4 * 2**30
     assert "mine" in known([tmp_path])
     assert "peak_tflops" in load("mine", [tmp_path]).missing
+    assert of_section({"storage_mb_per_s": None}).missing  # as runs of before have it
 
 
 @pytest.mark.parametrize(
     ("section", "text"),
     [
         ({"memory": 80}, "hardware.memory is unknown: allowed are name, title"),
+        ({"storage_mb_per_s": 5}, "hardware.storage_mb_per_s has left hpctrain: `bench"),
         ({"memory_gib": "much"}, "hardware.memory_gib=much: it must be a number"),
         ({"peak_tflops": {"int4": 1}}, "hardware.peak_tflops.int4 is unknown"),
         ({"peak_tflops": 3}, "hardware.peak_tflops=3: it must be {fp32"),

@@ -29,7 +29,7 @@ NO_TORCH = (
     "engine.faults.observed engine.faults.observer engine.faults.process_state "
     "engine.job.compile_cache engine.job.here engine.job.pieces engine.job.verdict errors "
     "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
-    "insight.report insight.translate launch results.commands runs search tracking"
+    "insight.report launch results.commands runs search tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (

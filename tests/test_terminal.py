@@ -188,28 +188,6 @@ def test_logs_are_exact_in_a_file_and_harmless_on_a_terminal(planted: Path) -> N
     assert not COMMAND.search(found)
 
 
-def test_keys_of_foreign_configs(tmp_path: Path) -> None:
-    file = tmp_path / f"a{EVIL}\nmodel: evil.json".replace("/", "")
-    file.write_text(json.dumps({"zero_optimization": {"stage": 1}, f"k{EVIL}\nb": EVIL}))
-    found = shown("hpctrain.insight.translate", str(file), cwd=tmp_path)
-    assert SEEN in found
-    assert not COMMAND.search(found)
-    assert "\nmodel: evil" not in found  # such a line would be a key of the file that is made
-    file.write_text(json.dumps({f"k{EVIL}\nerror: all is well": EVIL}))
-    found = shown("hpctrain.insight.translate", str(file), cwd=tmp_path)
-    assert SEEN in found
-    assert not COMMAND.search(found)
-    assert "\nerror: all is well" not in found
-    file.write_text("[" * 100_000)
-    file.with_suffix(".yaml").write_text("[" * 100_000)
-    said = {".json": "nested too deeply", ".yaml": "maximum nesting depth"}
-    for suffix, why in said.items():
-        path = str(file.with_suffix(suffix))
-        found = shown("hpctrain.insight.translate", path, cwd=tmp_path)
-        assert why in found
-        assert "Traceback" not in found
-
-
 def test_members_of_foreign_archives(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in (f"a.{EVIL}", f"b.{EVIL}\ndata_prep: all is well"):

@@ -99,7 +99,8 @@ def explain(error: BaseException, known_keys: Iterable[str]) -> str:
     if unset := re.search(r"Environment variable '(.*)' not found", text):
         return f"{key}: the environment variable {unset[1]} is not set here"
     if wrong := re.search(r"Value '(.*)' of type '\S+' could not be converted to (\w+)", text):
-        return f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
+        left = gone.sentence(f"{key}={wrong[1]}")
+        return left or f"{key}={wrong[1]}: it must be of type {wrong[2].lower()}"
     if wrong := re.search(r"Value '(.*)' of type .* with type hint 'Union\[int, str\]'", text):
         return f"{key}={wrong[1]}: it must be of type integer or text"
     if wrong := re.search(r"Could not find '([^/']+)/(.+)'", text):

@@ -95,19 +95,6 @@ class DatasetTokenizer:
         text: str = self._library.decode(list(tokens), skip_special_tokens=True)
         return text
 
-    def extensions(self, token: int) -> list[int]:
-        """Return the tokens whose text begins with that of `token`, which is one of them."""
-        if not self.content:
-            return [token]
-        special = {each["id"] for each in self._parsed.get("added_tokens", []) if each["special"]}
-        start = next((text for text, number in self._entries() if number == token), None)
-        return [
-            number
-            for text, number in self._entries()
-            if number == token
-            or (start is not None and text.startswith(start) and number not in special)
-        ] or [token]
-
     def _entries(self) -> list[tuple[str, int]]:
         """Return the tokens of the model with their ids."""
         vocab = self._parsed["model"]["vocab"]

@@ -133,7 +133,7 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
     from hpctrain.insight.doctor.probe import Probe, probe
 
     seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
-    seen = node_job.measured(ranks, device, seen) if full else node_job.meet(seen)
+    seen = node_job.measured(ranks, device, seen) if full else seen
     looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
     return comparison.compared(looks, mixed=asked.mixed)
 

@@ -155,7 +155,7 @@ class LocalExecutor(submitit.LocalExecutor):  # type: ignore[misc]
         self._code, self._command = code, shlex.join(words)
         self.update_parameters(
             tasks_per_node=launch.tasks_per_node,
-            timeout_min=launch.limit_min,
+            timeout_min=launch.time_min,
             signal_delay_s=launch.warn_s,
             stderr_to_stdout=True,
         )

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
-from hpctrain.base import extensions
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.secrets import reference
@@ -31,12 +30,10 @@ def check(config: Config, world_size: int | None = None) -> RunDir:
     """Check a config, its data sets and its MLflow store; return the run directory.
 
     The paths are absolute, and the directory need not exist yet. The checkpoint of
-    `checkpoint.init_from` and its digest are filled in, and the minutes of `launch.time_min=auto`.
-    Without `world_size` the ranks are those in `launch`. A wrong value is a ConfigError, a data set
-    that does not fit a DataError, a store that cannot work a TrackingError.
+    `checkpoint.init_from` and its digest are filled in. Without `world_size` the ranks are those in
+    `launch`. A wrong value is a ConfigError, a data set that does not fit a DataError, a store that
+    cannot work a TrackingError.
     """
-    if config.launch.time_min == "auto":
-        extensions.offered("time_limit").pin(config)
     validate(config, world_size)
     if config.checkpoint.init_from is not None:
         from hpctrain.runs.chosen_checkpoint import pin

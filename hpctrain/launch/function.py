@@ -64,8 +64,6 @@ def compose(
     validate_job(config, _SECTIONS)
     if len(config.launch.node_numbers) > 1:
         raise ConfigError(f"launch.nodes={config.launch.nodes}: a function needs one number")
-    if config.launch.time_min == "auto":
-        raise ConfigError("launch.time_min=auto: a function has no measured run; give minutes")
     if config.launch.pack > 1:
         raise ConfigError(f"launch.pack={config.launch.pack}: a function is a job of its own")
     if config.launch.dry_run:

@@ -6,7 +6,6 @@ data set ── tokenizer ── prompt as tokens ──────────
 """
 
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,23 +75,12 @@ class Generator:
         ids = self.tokenizer.encode(prompt)
         shown = len(self.tokenizer.decode(ids))
         yield prompt
-        # A prompt that ends inside a word, or with a space, ends with a token that seldom stands
-        # there in texts. So the last token is drawn again, from those that begin with its text.
-        allowed = None
-        if len(ids) > 1 and len(similar := self.tokenizer.extensions(ids[-1])) > 1:
-            allowed = torch.tensor(similar)
-            ids.pop()
-            tokens += 1
         text, device = "", next(self.model.parameters()).device
         for _ in range(tokens):
             outputs = self.model(torch.tensor([ids[-self.context :]], device=device))
             # A model may have more logits than there are tokens, rounded up for speed.
             logits = getattr(outputs, "logits", outputs)[0, -1, : self.tokenizer.vocabulary]
-            logits = logits.float().cpu()
-            if allowed is not None:
-                logits = torch.full_like(logits, -math.inf).index_copy(0, allowed, logits[allowed])
-                allowed = None
-            drawn = _draw(logits, temperature, random)
+            drawn = _draw(logits.float().cpu(), temperature, random)
             if drawn == self.tokenizer.eod:
                 break
             ids.append(drawn)

@@ -19,8 +19,6 @@ from typing import NamedTuple
 
 from hpctrain.search.trials import FoundSearch, Trial
 
-NOTHING_LEFT = "no trial is left to promote or to begin"
-
 
 class Action(Enum):
     """What a worker does next."""
@@ -28,7 +26,7 @@ class Action(Enum):
     TAKE = "train this trial up to the rung `goal`"
     ASK = "begin a new trial"
     WAIT = "look again later"
-    END = "end the search, for `reason`"
+    END = "end the search"
 
 
 class Choice(NamedTuple):
@@ -37,13 +35,12 @@ class Choice(NamedTuple):
     action: Action
     trial: Trial | None = None
     goal: int = 1
-    reason: str = ""
 
 
 def choose(found: FoundSearch) -> Choice:
     """Return what a worker that trains nothing now does next."""
-    if reason := found.ended or _too_many_failed(found):
-        return Choice(Action.END, reason=reason)
+    if found.ended:
+        return Choice(Action.END)
     for trial in _promotable(found):
         return Choice(Action.TAKE, trial, trial.rung + 1)
     for trial in found.left:
@@ -57,7 +54,7 @@ def choose(found: FoundSearch) -> Choice:
     if paused and not found.at("finished"):
         trial = min(paused, key=lambda each: (-each.rung, found.rank(each)))
         return Choice(Action.TAKE, trial, trial.rung + 1)
-    return Choice(Action.END, reason=NOTHING_LEFT)
+    return Choice(Action.END)
 
 
 def wanted(found: FoundSearch) -> int:
@@ -78,15 +75,3 @@ def _promotable(found: FoundSearch) -> Iterator[Trial]:
 
 def _is_finite(trial: Trial) -> bool:
     return trial.value is not None and math.isfinite(trial.value)
-
-
-def _too_many_failed(found: FoundSearch) -> str:
-    """Return why so many failures end the search, once there are enough trials to judge."""
-    judged = [trial for trial in found.trials if trial.ended or trial.values]
-    failed = sum(trial.state == "failed" for trial in judged)
-    least, rate = min(found.n_jobs, found.n_trials), found.max_failure_rate
-    if len(judged) < least or failed <= rate * len(judged):
-        return ""
-    return (
-        f"{failed} of {len(judged)} trials failed, more than hydra.sweeper.max_failure_rate={rate}"
-    )

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import yaml
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
@@ -28,13 +27,12 @@ from omegaconf import DictConfig, OmegaConf
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.record import written
-from hpctrain.base.secrets import mask, reference, referenced
+from hpctrain.base.secrets import mask, reference
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
-from hpctrain.config.rules.job import written_secrets
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
@@ -47,11 +45,10 @@ from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
-from hpctrain.search.rule import NOTHING_LEFT
 from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys, distribution, sampler
 from hpctrain.search.trial_config import Bases
-from hpctrain.search.trials import FoundSearch, SearchFile, storage_of
+from hpctrain.search.trials import FoundSearch, SearchFile
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -103,12 +100,6 @@ class Search:
         self._settings = msgspec.structs.replace(self._settings, sweeps=texts)
         self._space = {key: distribution(each) for key, each in swept.items()}
         self._fixed = [str(o.input_line) for key, o in overrides.items() if key not in swept]
-        self._storage = settings["storage"]
-        for problem in written_secrets({"hydra.sweeper.storage": self._storage}):
-            raise ConfigError(
-                f"{problem}. For PostgreSQL, leave it out: every worker has it from PGPASSWORD, or "
-                "from ~/.pgpass"
-            )
         self._name = settings["study_name"] or self._content_name(config)
         composer = Composer(loader, config)
         self._config_dir = composer.config_dir
@@ -117,8 +108,8 @@ class Search:
     def run(self, folder: Path) -> None:
         """Begin the search in `folder`, or go on with the one that this command has begun.
 
-        Without a cluster, or with `launch.wait=true`, it waits for the end, prints the best trial
-        and writes `optimization_results.yaml`. What is wrong is an HpctrainError, and nothing was
+        Without a cluster, or with `launch.wait=true`, it waits for the end, and prints the best
+        trial. What is wrong is an HpctrainError, and nothing was
         queued.
         """
         config = self._probe()
@@ -137,7 +128,7 @@ class Search:
                 f"output_dir={config.output_dir}: a search needs locks that all nodes see, and "
                 f"{why}; take a folder of another file system"
             )
-        storage = self._storage or str(sweeps / f"{self._name}.optuna")
+        storage = sweeps / f"{self._name}.optuna"
         study, folder = self._study(storage, folder)
         code = snapshot.take(config.launch, config.output_dir, config.data.path)
         if code:
@@ -150,7 +141,7 @@ class Search:
             said = notes([Entry([], config, RunDir(folder))], True)
             if not self._submit(JobRequest.of(config), said, folder):
                 return
-        self._report(FoundSearch.of(folder), folder)
+        self._report(FoundSearch.of(folder))
 
     def _probe(self) -> Config:
         """Return the config of a valid trial; raise an error if no trial has one.
@@ -185,12 +176,14 @@ class Search:
             )
         return config
 
-    def _study(self, storage: str, folder: Path) -> tuple[Study, Path]:
+    def _study(self, storage: Path, folder: Path) -> tuple[Study, Path]:
         """Return the study, made if it is not there, and the folder in which its search was begun.
 
         A study that searches something else, or a folder that has another search, is a ConfigError.
         """
         import optuna
+
+        from hpctrain.search.study_file import study_storage  # it imports Optuna
 
         known = SearchFile.of(folder)
         other = f"the search {known.study}" if known else "a sweep"
@@ -201,7 +194,7 @@ class Search:
             )
         study = optuna.create_study(
             study_name=self._name,
-            storage=storage_of(storage),
+            storage=study_storage(storage),
             direction=self._settings.direction,
             load_if_exists=True,
         )
@@ -232,7 +225,7 @@ class Search:
     def _write(
         self,
         study: Study,
-        storage: str,
+        storage: Path,
         folder: Path,
         output_dir: str,
         code: snapshot.Snapshot | None,
@@ -246,7 +239,7 @@ class Search:
         SearchFile(
             **msgspec.structs.asdict(self._settings),
             study=self._name,
-            storage=storage,
+            storage=str(storage),
             uid=before.uid if before else uuid.uuid4().hex,
             space={key: distribution_to_json(each) for key, each in self._space.items()},
             overrides=tuple(self._fixed),
@@ -319,18 +312,12 @@ class Search:
         text = reference(json.dumps(parts, sort_keys=True, default=str))
         return f"{config.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
-    def _report(self, found: FoundSearch, folder: Path) -> None:
-        """Print the best trial and write `optimization_results.yaml`."""
+    def _report(self, found: FoundSearch) -> None:
+        """Print the best trial."""
         for trial in found.at("failed"):
             print(mask(f"trial {trial.number} failed: {trial.reason}"), file=sys.stderr)
-        if found.ended != NOTHING_LEFT:
-            raise LaunchError(found.ended)
         if (best := found.best) is None:
             raise LaunchError(f"none of the {len(found.trials)} trials finished; see above")
-        result = {"name": "optuna", "best_params": best.params, "best_value": best.value}
-        (folder / "optimization_results.yaml").write_text(
-            yaml.safe_dump(referenced(result), sort_keys=False)
-        )
         done = f"{len(found.at('finished'))} of {len(found.trials)}"
         print(f"{done} trials of study {self._name} finished")
         values = " ".join(f"{key}={value}" for key, value in best.params.items())

@@ -38,7 +38,6 @@ class SearchSettings(Record, frozen=True, kw_only=True):
     n_jobs: Count = 1
     rungs: tuple[Count, ...] = (0,)
     etas: tuple[float, ...] = ()
-    max_failure_rate: float = 1.0
     sampler: dict[str, Any] = msgspec.field(default_factory=dict)
     sweeps: dict[str, str] = msgspec.field(default_factory=dict)  # the words of each searched key
 
@@ -60,12 +59,10 @@ class SearchSettings(Record, frozen=True, kw_only=True):
             key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
             for key, value in given.items()
         }
-        rate = given["max_failure_rate"]
         for key, fits, allowed in (
             ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),
             ("n_trials", _is_count(given["n_trials"]), "it must be at least 1"),
             ("n_jobs", _is_count(given["n_jobs"]), "it must be at least 1"),
-            ("max_failure_rate", _is_number(rate, 0, 1), "it must be a share, from 0 to 1"),
         ):
             if not fits:
                 _refuse(key, given, allowed)
@@ -75,16 +72,14 @@ class SearchSettings(Record, frozen=True, kw_only=True):
                 "hydra.sweeper.direction=%s, but by its name %s has better values where it is %s",
                 *(given["direction"], metric, known),
             )
-        etas = _listed(given, "eta", 2)
-        if not all(_is_number(each, 1, sys.float_info.max) for each in etas):
-            _refuse("eta", given, "it must be a number from 1 on, or a list with one for each rung")
+        if not _is_number(given.get("eta", 2), 1, sys.float_info.max):
+            _refuse("eta", given, "it must be a number from 1 on")
         rungs = _rungs(given, max_steps)
         return cls(
             **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
             rungs=rungs,
-            etas=_of_rungs(given, etas, len(rungs) - 1),
-            max_failure_rate=float(rate),
+            etas=(given.get("eta", 2),) * (len(rungs) - 1),
         )
 
     def check_trial(self, data: DataConfig, train: TrainConfig) -> None:
@@ -116,7 +111,7 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
     key = "rungs"
     if max_steps is None:
         _refuse(key, given, "rungs are steps before the end of a run: give train.max_steps, too")
-    steps = _listed(given, key)
+    steps = given[key] if given[key] and isinstance(given[key], list) else [given[key]]
     for before, step in itertools.pairwise([0, *steps]):
         if not _is_count(step):
             _refuse(key, given, f"{step} is no global step, which is a whole number from 1 on")
@@ -125,20 +120,6 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
         if step > max_steps:
             _refuse(key, given, f"{step} is beyond train.max_steps={max_steps}")
     return (*dict.fromkeys((*steps, max_steps)),)
-
-
-def _listed(given: Mapping[str, Any], key: str, default: Any = None) -> list[Any]:
-    """Return the values of a key that is a list or one value."""
-    value = default if given.get(key) is None else given[key]
-    return value if isinstance(value, list) and value else [value]
-
-
-def _of_rungs(given: Mapping[str, Any], values: list[Any], count: int) -> tuple[Any, ...]:
-    if len(values) not in (1, count):
-        _refuse(
-            "eta", given, f"it needs one number, or {count}: one for each rung but the last one"
-        )
-    return tuple(values * count)[:count]
 
 
 def _is_count(value: Any) -> bool:

@@ -34,7 +34,8 @@ import msgspec
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import is_locked
 from hpctrain.base.files.record import read, written
-from hpctrain.base.secrets import expand, mask, reference
+from hpctrain.base.secrets import expand, reference
+from hpctrain.config import gone
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.select import SEARCH_FILE
 from hpctrain.search.settings import SearchSettings
@@ -61,7 +62,7 @@ class SearchFile(SearchSettings, frozen=True, kw_only=True):
     VERSION: ClassVar[int] = 1
 
     study: str
-    storage: str  # the path of the journal, or a URL of Optuna
+    storage: str  # the path of the journal
     uid: str = ""  # of the parent run in MLflow
     space: dict[str, str] = msgspec.field(default_factory=dict)  # Optuna's JSON of each key
     overrides: tuple[str, ...] = ()  # of every trial
@@ -92,30 +93,16 @@ class SearchFile(SearchSettings, frozen=True, kw_only=True):
         """Return Optuna's study, whose lock is waited for so; without one it is a ConfigError."""
         import optuna
 
+        from hpctrain.search.study_file import study_storage  # it imports Optuna
+
+        if "://" in self.storage:
+            raise ConfigError(gone.sentence("hydra.sweeper.storage"))
         optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage = study_storage(Path(expand(self.storage)), wait)
         try:
-            return optuna.load_study(study_name=self.study, storage=storage_of(self.storage, wait))
+            return optuna.load_study(study_name=self.study, storage=storage)
         except KeyError as error:
             raise ConfigError(f"{self.storage}: it has no study {self.study}") from error
-
-
-def storage_of(text: str, wait: Callable[[float], None] = time.sleep) -> Any:
-    """Return Optuna's storage: a URL as Optuna reads it, else the journal with this path.
-
-    A database that cannot be used is a StorageError.
-    """
-    if "://" in (text := expand(text)):
-        from optuna.storages import RDBStorage
-        from sqlalchemy.exc import SQLAlchemyError
-
-        try:
-            # A connection may have ended while a trial was trained.
-            return RDBStorage(text, engine_kwargs={"pool_pre_ping": True})
-        except (ImportError, SQLAlchemyError) as error:  # no driver, no server, no password
-            raise StorageError(f"hydra.sweeper.storage={mask(text)}: {error}") from error
-    from hpctrain.search.study_file import study_storage  # it imports Optuna
-
-    return study_storage(Path(text), wait)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ _PAUSES_S = 0.2, 5.0
 """Seconds between two looks at the study while others train: at first, and at most."""
 _LONGEST_S = 600.0
 _NAP_S, _LOOK_S, _UPLOAD_S = 0.05, 1.0, 120.0
+_NOTHING_LEFT = "no trial is left to promote or to begin"
 _LONGEST_REASON = 1000  # characters; a list of problems may be long
 
 
@@ -133,7 +134,7 @@ class Worker:
         """Do what was decided, under the lock; return the number of the trial to train."""
         if choice.action is Action.END:
             self._left.touch()
-            self._end(found, choice.reason)
+            self._end(found)
         number = choice.trial.number if choice.trial else None
         if choice.action is Action.ASK:
             number = space.ask(self._study, found)
@@ -204,16 +205,16 @@ class Worker:
         state = TrialState.PRUNED if pruned else TrialState.FAIL
         self._study.tell(number, state=state, skip_if_finished=True)
 
-    def _end(self, found: FoundSearch, reason: str) -> None:
-        """End the search for all workers; failures leave the paused trials for another command."""
+    def _end(self, found: FoundSearch) -> None:
+        """End the search for all workers, and so the trials that are paused."""
         if found.ended:
             return
-        for trial in found.at("paused") if reason == rule.NOTHING_LEFT else []:
+        for trial in found.at("paused"):
             step, eta = trial.step, found.etas[trial.rung - 1]
             why = f"{found.metric}={trial.value:.6g} at step {step} is not in the best 1/{eta:g}"
             self._tell(trial.number, trial_run.Pruned(why))
-        self._study.set_user_attr("ended", reason)
-        log.info("the search ends: %s", reason)
+        self._study.set_user_attr("ended", _NOTHING_LEFT)
+        log.info("the search ends: %s", _NOTHING_LEFT)
 
     def _end_in_mlflow(self) -> None:
         """Record that the pruned trials have ended, and upload it if the store answers in time."""

@@ -4,7 +4,6 @@ The two ranks are processes of this machine, and each says that it is a node of 
 are in test_nodes_cluster.py.
 """
 
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from hpctrain.errors import NodeError
 from hpctrain.insight import preflight as preflight_module
 from hpctrain.insight.doctor.checks import gpu_health, installed
 from hpctrain.insight.doctor.finding import Finding
-from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.monitor.nvidia import Nvidia
 from hpctrain.insight.preflight import check_nodes, checked
 from hpctrain.runs.run_dir import RunDir
@@ -67,9 +65,6 @@ def checks(output: str, fault: str) -> dict[str, dict[str, str]]:
 
 def planted(fault: str, rank: int) -> Any:
     """Return a context with a fault in this rank; every other rank has a GPU that is well."""
-    if fault == "clock":
-        wrong = SimpleNamespace(time=lambda: time.time() - 90)
-        return patch.object(node_job, "time", wrong)
     if fault == "package":
         return patch.object(installed, "installed_version", lambda name: "0.0.1")
     nvml = Nvml()
@@ -89,7 +84,6 @@ def planted(fault: str, rank: int) -> Any:
     ("fault", "expected"),
     [
         ("", {}),
-        ("clock", {"clock": "warn"}),
         ("package", {f"same {name}": "fail" for name in installed._PACKAGES}),
         ("ecc", {"GPU 0: ECC": "fail"}),
         ("hot", {"GPU 0: throttling": "fail"}),
@@ -102,8 +96,7 @@ def test_the_node_with_a_fault_is_named(
     found, other = run_ranks(checks, 2, str(tmp_path), fault)
     assert other == found  # all ranks find the same
     assert found["node1"] == expected
-    # Of two clocks nobody can tell which is wrong.
-    assert found["node0"] == ({"clock": "warn"} if fault == "clock" else {})
+    assert found["node0"] == {}
 
 
 def refused(output: str, mode: str) -> str:

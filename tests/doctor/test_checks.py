@@ -133,15 +133,12 @@ def test_a_port_in_use() -> None:
 
 
 def test_infiniband(tmp_path: Path) -> None:
-    (absent,) = infiniband.checked(tmp_path / "no")
-    assert (absent.result, infiniband.rates(tmp_path / "no")) == ("unknown", "none")
+    assert infiniband.rates(tmp_path / "no") == "none"
     for adapter in ("mlx5_0", "mlx5_1"):
         port(tmp_path, adapter)
-    (found,) = infiniband.checked(tmp_path)
-    assert (found.result, found.found) == ("pass", "active: 2 x 400 Gb/sec (4X NDR)")
+    assert infiniband.rates(tmp_path) == "2 x 400 Gb/sec (4X NDR)"
     port(tmp_path, "mlx5_1", state="1: DOWN")
-    (found,) = infiniband.checked(tmp_path)
-    assert "1 of 2 ports are active; not mlx5_1/1 (1: DOWN)" in found.found
+    assert infiniband.rates(tmp_path) == "1 x 400 Gb/sec (4X NDR)"  # unlike on other nodes
     # NCCL uses what is active, unless it is told to use something else.
     assert infiniband.is_used(tmp_path, {"NCCL_IB_DISABLE": "0"})
     for variable, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_NET", "OFI")):

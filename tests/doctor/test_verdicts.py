@@ -77,13 +77,6 @@ def of_scratch(folder: Path, stage: str) -> list[Finding]:
     return [one for one in found if one.check == "scratch: free space"]
 
 
-def of_ports(folder: Path) -> list[Finding]:
-    port = folder / "mlx5_0" / "ports" / "1"
-    port.mkdir(parents=True)
-    (port / "state").write_text("1: DOWN")
-    return [*infiniband.checked(folder)]
-
-
 def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
     return lambda _: [judge(*each) for each in given]
 
@@ -127,13 +120,11 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),
     ),
     "NUMA": ("w", of("NUMA", ("00000000:17:00.0",))),
-    "PCIe": ("wp", of("PCIe", ((4, 4), (4, 16)), ((4, 8), (4, 16)))),
     "rank 0: matmul_tflops": ("fwp", lambda _: [*of_speed(40), *of_speed(70), *of_speed(90)]),
     "link to other nodes": (
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
     ),
-    "InfiniBand": ("w", of_ports),
     "InfiniBand library": ("w", lambda _: [infiniband.library()]),
     "locked memory (ulimit -l)": (
         "fwpp",
@@ -170,13 +161,10 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "fpp",
         lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
     ),
-    "clock": ("ppw", lambda _: [*comparison.clocks({"a": 0.0, "b": 0.3, "c": 99.0}).values()]),
     "output_dir": (
-        "fwpfwppwp",
+        "fwpwp",
         lambda _: [
             *(file_systems.free_space("output_dir", n * GIB, 100 * GIB) for n in (0, 5, 50)),
-            *(file_systems.free_inodes("output_dir", n, 10**6) for n in (10, 5000, 10**5)),
-            file_systems.free_inodes("output_dir", 0, 0),  # btrfs, for example
             *(file_systems.locks("output_dir", why) for why in ("it has none", "")),
         ],
     ),

@@ -105,7 +105,7 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return Estimator.of_training(planned_of(base["ddp"]), task, of_shape(task, {"": (1025,)}))
+    return Estimator.of_training(planned_of(base["ddp"]), task, of_shape(task, (1025,)))
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:
@@ -143,5 +143,4 @@ def test_what_the_checks_refuse_is_not_advised(base: dict[str, Config]) -> None:
     # Beside train.accumulate there is no train.micro_batch_size, and a global batch is divided.
     assert "micro_batch_size" not in cures("room", base["zero1"], 8)
     assert "micro_batch_size=" in cures("room", base["ddp"], 8)
-    assert cures("communication", base["one"], 1) == ""
-    assert cures("states", base["ddp"], 7) == ""
+    assert cures("one row", base["ddp"], 7) == ""

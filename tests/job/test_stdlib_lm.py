@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from hpctrain.base.processes import gpu_driver
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.results.text_generation import Generator
@@ -92,14 +91,14 @@ def test_generated_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run, _ = trained
-    arguments = ("predict", str(run), "--prompt", "def ", "--tokens", "60", "--temperature", "0.5")
+    arguments = ("predict", str(run), "--prompt", "def", "--tokens", "60", "--temperature", "0.5")
     done = run_module("hpctrain", *arguments)
     assert done.stdout.startswith("def add_")
     assert "return x +" in done.stdout
     assert f"{run}/checkpoints/step-00000060" in done.stderr
     options: dict[str, Any] = {"temperature": 0.5}
-    assert "".join(generator("def ", 60, seed=0, **options)) + "\n" == done.stdout
-    assert "".join(generator("def ", 60, seed=1, **options)) + "\n" != done.stdout
+    assert "".join(generator("def", 60, seed=0, **options)) + "\n" == done.stdout
+    assert "".join(generator("def", 60, seed=1, **options)) + "\n" != done.stdout
     monkeypatch.setattr(gpu_driver, "nvidia", lambda: "580.65.06")  # there is no GPU here
     Generator.of(run)
     assert "the CPU generates: torch" in caplog.text
@@ -108,8 +107,8 @@ def test_generated_text(
 
 
 def test_pieces_are_whole_characters(generator: Generator) -> None:
-    pieces = list(generator("    # adds 3, gr", 12, temperature=0, seed=0))
-    assert pieces[0] == "    # adds 3, gr"
+    pieces = list(generator("    # adds 3,", 12, temperature=0, seed=0))
+    assert pieces[0] == "    # adds 3,"
     assert "".join(pieces).startswith("    # adds 3, größer")
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
 
@@ -118,20 +117,7 @@ def test_text_ends_with_the_document(generator: Generator, monkeypatch: pytest.M
     logits = torch.zeros(300)
     logits[generator.tokenizer.eod] = 1e9  # type: ignore[index]
     monkeypatch.setattr(generator.model, "forward", lambda ids: logits.expand(*ids.shape, -1))
-    # The last token of the prompt is drawn again, but never as the end of the document.
-    found = "".join(generator("return x", 50, temperature=1.0, seed=0))
-    assert found.startswith("return x")
-    assert len(found) < 40
-
-
-def test_tokens_that_begin_alike(corpus: Path) -> None:
-    tokenizer = DatasetTokenizer.of(corpus, "tokens")
-    (space,) = tokenizer.encode(" ")
-    similar = tokenizer.extensions(space)
-    assert {tokenizer.decode([token])[:1] for token in similar} == {" "}
-    assert len(similar) > 3
-    assert tokenizer.eod not in tokenizer.extensions(tokenizer.encode("<")[0])
-    assert DatasetTokenizer("bytes", 256, None).extensions(7) == [7]
+    assert "".join(generator("return x", 50, temperature=1.0, seed=0)) == "return x"
 
 
 @pytest.mark.parametrize(

@@ -285,7 +285,7 @@ def test_keys_of_submitits_launcher_that_are_not_read_are_named(where: list[str]
     for key, words in {
         "foo=1": "unknown key hydra.launcher.foo: of submitit's keys these are read: nodes, ",
         "mem_per_cpu=1": "use launch.mem_gb with site.memory_option=mem-per-cpu",
-        "timeout_min=abc": "launch.time_min='abc': it must be a whole number of minutes, or auto",
+        "timeout_min=abc": "launch.time_min=abc: it must be of type integer",
         "setup=ls": r"hydra.launcher.setup=ls \(site.setup: it must be a list, such as ",
         "additional_parameters=x": "additional_parameters=x: it must be options of sbatch",
     }.items():

@@ -32,7 +32,6 @@ class Nvml:
         ecc: Corrected and uncorrected errors; None: not supported, as on a GPU for games.
         remapped: Rows remapped for corrected and uncorrected errors, whether one waits for a reset,
             and whether that has failed.
-        pcie: Generation and width of the link now, and at best.
         nvlinks: Whether each of the links is up.
         processes: The processes that compute on the GPU, by number; each has 1 GiB.
         used: The bytes of its memory that are in use.
@@ -47,7 +46,6 @@ class Nvml:
         self.reasons, self.energy = 0, 1_000_000
         self.ecc: tuple[int, int] | None = None
         self.remapped = [0, 0, 0, 0]
-        self.pcie = ((5, 16), (5, 16))
         self.nvlinks = [1] * 18
         self.processes: list[int] = []
         self.used = 20_000_000_000
@@ -116,10 +114,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId="00000000:17:00.0"),
     "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: 700_000,
     "nvmlDeviceGetMaxClockInfo": lambda n, h, _: 1980,
-    "nvmlDeviceGetCurrPcieLinkGeneration": lambda n, h: n.pcie[0][0],
-    "nvmlDeviceGetCurrPcieLinkWidth": lambda n, h: n.pcie[0][1],
-    "nvmlDeviceGetMaxPcieLinkGeneration": lambda n, h: n.pcie[1][0],
-    "nvmlDeviceGetMaxPcieLinkWidth": lambda n, h: n.pcie[1][1],
     "nvmlDeviceGetMemoryInfo": lambda n, h: n.reads(
         h, SimpleNamespace(used=n.used, total=80_000_000_000), whole=False
     ),

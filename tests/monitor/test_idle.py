@@ -43,6 +43,8 @@ def test_cores_are_watched_where_there_is_no_gpu() -> None:
     sample = {"cpu_utilization_percentage": 1.0}
     assert [idle.add(sample) for _ in range(3)][-1] == ["the cores"]
     assert Idle(3).add(sample | busy(90)) == []
+    parts = Idle(3)  # of a GPU, which do not tell their use
+    assert [parts.add(sample, has_gpus=True) for _ in range(3)] == [[], [], []]
 
 
 def test_a_stop_that_was_wished_is_no_error(

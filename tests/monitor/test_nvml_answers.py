@@ -27,5 +27,4 @@ def test_a_recording_is_read_as_it_was(file: Path | None) -> None:
     if file is None:
         assert now["model"] == ["NVIDIA H100 80GB HBM3"]
         assert now["ecc"] == {"error": 3}
-        assert now["pcie"] == [[5, 16], [5, 16]]
         assert now["nvlinks"] == [18]

@@ -46,7 +46,7 @@ def test_the_layout_of_the_command_line(
     assert found["model"]["parameters"] == 1_328_256
     assert found["model"]["embedding"] == 4096 * 128
     assert found["model"]["flops_per_sample"] == 256 * found["model"]["flops_per_token"]
-    assert found.keys() >= {"model", "layouts", "hardware", "assumptions", "loader"}
+    assert found.keys() >= {"model", "layouts", "hardware", "assumptions"}
     numbers = {"parameters", "trainable", "embedding", "active", "flops_per_sample"}
     assert found["model"].keys() == numbers | {"flops_per_token"}
     first, *others = found["layouts"]
@@ -153,7 +153,6 @@ def test_experts_have_activations_and_layouts(capsys: pytest.CaptureFixture[str]
     words = [set(entry["overrides"]) for entry in found["layouts"]]
     for both in ({"parallel.pp=2", "parallel.cp=2"}, {"parallel.pp=2", "parallel.ep=4"}):
         assert any(both < entry for entry in words), both
-    assert found["loader"]["needed_mb_per_s"] is None
 
 
 def test_context_parallel_divides_parameters_only_with_dp_shard() -> None:
@@ -231,17 +230,16 @@ def test_frozen_parameters_have_neither_gradients_nor_states(
     assert memory["optimizer"] == 8 * model["trainable"] // 2
 
 
-def test_the_loader_against_the_storage(
+def test_a_data_set_tells_its_sample_and_its_epochs(
     capsys: pytest.CaptureFixture[str], digits: Path, tmp_path: Path
 ) -> None:
     words = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}"]
-    words += ["hardware=h100_sxm", "precision=bf16", "--nodes", "1"]
-    words += ["+hardware.storage_mb_per_s=1e9"]
-    measured = plan(capsys, *words)["loader"]
-    assert measured["bytes_per_sample"] >= 64 + 8
-    assert measured["needed_mb_per_s"] > 0
-    assert measured["enough"] is True
-    assert plan(capsys, *words[:-1])["loader"]["enough"] is None
+    words += ["hardware=h100_sxm", "precision=bf16", "--nodes", "1", "--budget", "2epochs"]
+    found = plan(capsys, *words)
+    assert found["model"]["parameters"] == 85_002
+    assert found["layouts"][0]["steps"] == 45  # 2 x 1,438 samples, 64 in a step
+    with pytest.raises(ConfigError, match=r"^hardware\.storage_mb_per_s has left hpctrain: `bench"):
+        main([*words, "+hardware.storage_mb_per_s=1e9"])
 
 
 def test_without_hardware_the_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import load
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
-from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape
+from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape, sample_of
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.plan_command import main, planned_of
 from hpctrain.insight.plan.predicting.estimator import Estimator
@@ -232,13 +232,14 @@ class TwoInputs(nn.Module):
 @pytest.mark.parametrize(
     ("task", "shape", "size"),
     [
-        (Classification(), "image=2x16x16,label=16x16", 16 * 16),
-        (Regression(["u", "v"], "y"), "u=8x8,v=8x8,y=3x8x8", 8 * 8),
+        (Classification(), {"image": (2, 16, 16), "label": (16, 16)}, 16 * 16),
+        (Regression(["u", "v"], "y"), {"u": (8, 8), "v": (8, 8), "y": (3, 8, 8)}, 8 * 8),
     ],
     ids=["a class of each pixel", "two inputs"],
 )
-def test_dense_targets_and_several_inputs(task: Any, shape: str, size: int) -> None:
-    fields = of_shape(task, parse_shape(shape))
+def test_dense_targets_and_several_inputs(task: Any, shape: dict[str, Any], size: int) -> None:
+    whole = {"label": torch.int64}
+    fields = sample_of({n: (s, whole.get(n, torch.float32)) for n, s in shape.items()})
     found = MeasuredActivations(TwoInputs, task, fields, None)["none"]
     assert found.outputs == 4 * 3 * size
     with torch.device("meta"):
@@ -247,7 +248,7 @@ def test_dense_targets_and_several_inputs(task: Any, shape: str, size: int) -> N
     assert flops.forward == 2 * 2 * 3 * size
 
 
-@pytest.mark.parametrize("text", ["8x8,8", "image=8x8,8x8", "u=8,u=8", "u=3by4", "=", ""])
+@pytest.mark.parametrize("text", ["8x8,8", "image=8x8", "3by4", "=", ""])
 def test_a_wrong_sample_shape(text: str) -> None:
     with pytest.raises(ConfigError, match="--sample-shape="):
         of_shape(Classification(), parse_shape(text))

@@ -1,6 +1,5 @@
-"""Curves of a real journal: as text, as a picture, and as tables."""
+"""Curves of a real journal: as text, as a picture, and as a table."""
 
-import csv
 import math
 import shutil
 from pathlib import Path
@@ -12,8 +11,8 @@ from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History
 from hpctrain.insight.report.plot_command import main
 from hpctrain.insight.report.views.curves import thinned
-from hpctrain.results.commands.export import main as export
-from hpctrain.results.commands.export import write_table
+from hpctrain.tracking import columns
+from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker
 
@@ -44,39 +43,21 @@ def test_a_picture(run: Path, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "runs"}
 
 
-def test_tables_hold_every_value_exactly(run: Path, tmp_path: Path) -> None:
-    assert write_table(run, tmp_path / "m.csv") == 24
-    with (tmp_path / "m.csv").open() as file:
-        rows = [(int(r["step"]), r["key"], float(r["value"])) for r in csv.DictReader(file)]
-    losses = [(step, value) for step, key, value in rows if key == "train/loss"]
-    assert losses == [(step, 1 / (step + 1)) for step in range(12)]
-    assert sum(math.isnan(value) for _, key, value in rows if key == "nan") == 12
+def test_the_metrics_hold_every_value_exactly(run: Path) -> None:
+    steps, keys, values = columns.read(journal_path(run))  # as `load_run(RUN).metrics` has them
+    losses = keys == "train/loss"
+    assert [*steps[losses]] == [*range(12)]
+    assert [*values[losses]] == [1 / (step + 1) for step in range(12)]
+    assert np.isnan(values).sum() == 12
 
 
-def test_export_writes_metrics_or_weights(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert export([str(run), "--csv", str(tmp_path / "m.csv")]) == 0
-    assert capsys.readouterr().out.endswith("m.csv: 24 values of r-0123abcd\n")
-    with pytest.raises(ConfigError, match=r"export takes a folder for the weights, or --csv FILE"):
-        export([str(run)])
-    with pytest.raises(ConfigError, match=r"out is for weights, and --csv writes metrics"):
-        export([str(run), "out", "--csv", "m.csv"])
-    with pytest.raises(ConfigError, match=r"must end in \.csv"):
-        export([str(run), "--csv", "m.parquet"])
-
-
-def test_what_cannot_be_drawn_is_named(run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_drawn_is_named(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"--metric train/los: did you mean train/loss\?"):
         main([str(run), "--metric", "train/los"])
     with pytest.raises(
         ConfigError, match=r"--out a\.html: it must end in \.png; `report --html` makes"
     ):
         main([str(run), "--out", "a.html"])
-    with pytest.raises(StorageError, match=r"no-folder/a\.csv: cannot be written"):
-        write_table(run, tmp_path / "no-folder" / "a.csv")
-    with pytest.raises(StorageError, match="nothing was tracked"):
-        write_table(tmp_path, tmp_path / "a.csv")
 
 
 def test_curves_keep_restarts_and_peaks(run: Path) -> None:

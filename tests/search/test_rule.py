@@ -3,10 +3,9 @@
 import dataclasses
 import math
 
-import pytest
 from msgspec.structs import replace
 
-from hpctrain.search.rule import NOTHING_LEFT, Action, choose
+from hpctrain.search.rule import Action, choose
 from hpctrain.search.trials import FoundSearch, Trial
 
 
@@ -82,7 +81,7 @@ def test_who_has_nothing_to_do_heals_waits_or_ends_the_search() -> None:
     others = search(*paused(0.3, 0.2), trial(2, "training"))
     assert choose(others).action is Action.WAIT
     ended = search(*paused(0.3, 0.2), trial(2, "finished", 0.1, 0.1, 0.1))
-    assert choose(ended) == (Action.END, None, 1, NOTHING_LEFT)
+    assert choose(ended) == (Action.END, None, 1)
     assert choose(search(*paused(0.3, 0.2), trial(2, "pruned"))).action is not Action.END
 
 
@@ -96,17 +95,3 @@ def test_at_the_end_the_best_goes_on_until_one_has_finished() -> None:
     again = choose(search(failed, two[1], trial(2, "paused", 0.5)))
     assert again.trial is not None
     assert again.trial.number == 1
-
-
-@pytest.mark.parametrize(
-    ("failed", "others", "n_jobs", "rate", "ends"),
-    [(2, 0, 3, 0.5, False), (2, 0, 2, 0.5, True), (2, 4, 2, 0.5, False), (2, 0, 1, 1.0, False)],
-)
-def test_too_many_failures_end_a_search(
-    failed: int, others: int, n_jobs: int, rate: float, ends: bool
-) -> None:
-    trials = [trial(number, "failed") for number in range(failed)]
-    made = search(*trials, *paused(*[1] * (failed + others))[failed:], n_trials=9)
-    choice = choose(replace(made, n_jobs=n_jobs, max_failure_rate=rate))
-    assert (choice.action is Action.END) == ends
-    assert not ends or "2 of 2 trials failed, more than" in choice.reason

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import optuna
 import pytest
-import yaml
 
 from hpctrain.base.files import lock
-from hpctrain.errors import StorageError
 from hpctrain.search.study_file import study_storage
 from hpctrain.search.trials import FoundSearch
 from tests.conftest import Completed, run_json, runs
@@ -59,22 +57,6 @@ def test_a_study_that_no_search_has_begun_is_refused(
     study.tell(study.ask(), 0.5)
     said = refused(begin, capsys, *GIVEN, "seed=range(0,9)")
     assert f"study_name=mine: {file} has a study of this name with trials" in said
-
-
-def test_a_password_in_the_storage_is_not_written(
-    begin: Begin, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    given = (*GIVEN, "seed=range(0,9)")
-    storage = "hydra.sweeper.storage=postgresql://ann:mellon77@host/db"
-    said = refused(begin, capsys, *given, storage)
-    assert "hydra.sweeper.storage=postgresql://ann:***@host/db holds a password" in said
-    assert "export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place" in said
-    assert "mellon77" not in said
-    away = "hydra.sweeper.storage=sqlite:////proc/none/x.db"  # as a server that does not answer
-    said = refused(begin, capsys, *given, away, code=StorageError.exit_code)
-    assert f"{away}: " in said
-    assert "unable to open database file" in said
-    assert not (tmp_path / "runs").exists()
 
 
 def test_a_rung_that_no_epoch_reaches_is_refused(
@@ -131,10 +113,11 @@ def test_a_search_here_goes_on_where_it_stopped(
     assert set(states) == {"failed", "finished"}
     count = states.count("finished")
     assert f"{count} of 6 trials of study digits-" in done.stdout
-    (file,) = tmp_path.glob("runs/sweeps/*/optimization_results.yaml")
-    found = yaml.safe_load(file.read_text())
+    (file,) = tmp_path.glob("runs/sweeps/*/search.json")
+    best = FoundSearch.of(file.parent).best
     finished = [r["result"]["val/accuracy"] for r in records if r["state"] == "finished"]
-    assert (found["name"], found["best_value"]) == ("optuna", max(finished))
+    assert best is not None
+    assert best.value == max(finished)
     # The same command has nothing left to do, and a larger one makes only the missing trials.
     again = train(*search, "hydra.sweeper.n_trials=6", **no_sbatch)
     assert "continues: 6 trials done, 0 under way" in again.stdout

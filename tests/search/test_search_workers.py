@@ -139,18 +139,6 @@ def test_a_seed_that_is_no_number_is_refused() -> None:
             space.sampler({"_target_": "optuna.samplers.RandomSampler", "seed": seed})
 
 
-@pytest.mark.slow
-def test_a_database_of_optuna_holds_a_search_too(begin: Begin, tmp_path: Path) -> None:
-    sweep = begin(
-        *RUNGS, "hydra.sweeper.n_trials=4", f"hydra.sweeper.storage=sqlite:///{tmp_path}/x.db"
-    )
-    train_all(worker(sweep), worker(sweep))
-    found = FoundSearch.of(sweep)
-    assert found.best is not None
-    assert optuna.load_study(storage=f"sqlite:///{tmp_path}/x.db", study_name=found.study).trials
-    assert not [*tmp_path.glob("runs/sweeps/*.optuna")]
-
-
 def test_a_stop_ends_each_wait_of_a_worker(begin: Begin) -> None:
     sweep = begin(*RUNGS, "hydra.sweeper.study_name=mine", "hydra.sweeper.n_trials=1")
     asked: list[None] = []  # it is asked to stop when it has looked so often

@@ -12,9 +12,7 @@ GIVEN = {
     "direction": "minimize",
     "n_trials": 9,
     "n_jobs": 2,
-    "max_failure_rate": 1.0,
     "sampler": {},
-    "storage": None,
     "study_name": None,
 }
 
@@ -65,12 +63,11 @@ def test_the_wrong_direction_is_told(
         ({"rungs": []}, "rungs=[]: [] is no global step"),
         ({"rungs": [5], "max_steps": None}, "give train.max_steps, too"),
         ({"rungs": [5], "eta": 0.5}, "eta=0.5: it must be a number from 1 on"),
-        ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it needs one number, or 1"),
+        ({"rungs": [5], "eta": [2, 3]}, "eta=[2, 3]: it must be a number from 1 on"),
         ({"rungs": [5], "eta": True}, "eta=True: it must be a number from 1 on"),
         ({"direction": None}, "direction=None: minimize or maximize val/loss?"),
         ({"n_jobs": 0}, "n_jobs=0: it must be at least 1"),
         ({"n_trials": 2.5}, "n_trials=2.5: it must be at least 1"),
-        ({"max_failure_rate": 2}, "max_failure_rate=2: it must be a share"),
     ],
 )
 def test_a_wrong_setting_says_what_is_allowed(given: dict[str, Any], message: str) -> None:

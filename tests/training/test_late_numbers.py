@@ -130,15 +130,6 @@ def trained(folder: Path, *hows: dict[str, Any]) -> list[dict[str, Any]]:
     return [*first]
 
 
-def test_the_end_of_a_run_without_a_checkpoint(tmp_path: Path) -> None:
-    never = Every(100, 100, at_end=False)
-    how = {"late": False, "every": never, "spoilt": None}
-    ended, stopped = trained(tmp_path, how, how | {"signalled": 3})
-    assert (ended["end"], ended["step"], ended["saved"]) == ("True", STEPS, [])
-    # A run that is stopped goes on later, so it saves in any case.
-    assert (stopped["end"], stopped["saved"]) == ("False", [stopped["step"]])
-
-
 FAILED = "HealthErrorloss is not finite since step 4"
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     # how, what a CPU does, what a GPU does where it differs

@@ -37,7 +37,7 @@ def lead_s(launch: LaunchConfig, run: Path) -> int:
     stop_s = 0.0
     with suppress(DamageError):
         stop_s = Progress.of(run).stop_s
-    if not stop_s or not isinstance(launch.time_min, int):
+    if not stop_s:
         return launch.warn_s
     measured_s = min(_SLOWER * stop_s + _REST_S, _MOST * 60 * launch.time_min)
     return max(launch.warn_s, min(math.ceil(measured_s), _LONGEST_S))

@@ -29,7 +29,7 @@ def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     Slurm is asked once. Where it does not answer, nothing is said. `launch.time_min` must be a
     number, and no partition is the default one.
     """
-    asked, limits = launch.limit_min, dict[str, float]()
+    asked, limits = launch.time_min, dict[str, float]()
     for line in _lines_of(partition):
         with suppress(ValueError):
             limits[_value(line, "PartitionName")] = minutes(_value(line, "MaxTime"))

@@ -36,7 +36,7 @@ def sbatch_options(
         "cpus-per-task": launch.cpus_per_task,
         **_gpu_options(launch, site),
         **_memory_options(launch, site),
-        "time": launch.limit_min,
+        "time": launch.time_min,
         "signal": f"USR2@{lead_s}",
         "requeue": True,
     }

@@ -52,7 +52,7 @@ def resources(config: Config) -> Iterator[str]:
             f"site.setup={undone}: it would undo site.modules={site.modules}, which come before; "
             f"put it at their beginning, such as site.modules=[purge, {site.modules[0]}]"
         )
-    if launch.time_min != "auto" and launch.warn_s >= 60 * launch.limit_min:
+    if launch.warn_s >= 60 * launch.time_min:
         yield (
             f"launch.warn_s={launch.warn_s} seconds is not below "
             f"launch.time_min={launch.time_min} minutes"

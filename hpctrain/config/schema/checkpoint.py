@@ -54,12 +54,6 @@ class CheckpointConfig:
         above=0,
         identity=False,
     )
-    at_end: bool = key(
-        True,
-        "The last step of the run saves a checkpoint. With false the run leaves no weights behind "
-        "beyond those of every_steps, every_s and best, for runs that only measure.",
-        identity=False,
-    )
     keep: int = key(
         2,
         "This many checkpoints are kept, older ones are removed. It is at least 2, because the "

@@ -24,16 +24,6 @@ def _check_nodes(nodes: int | str) -> str:
     return f"a range has at most {_MOST} numbers" if last - first >= _MOST else ""
 
 
-def _check_minutes(minutes: int | str) -> str:
-    if minutes == "auto":
-        return ""
-    if not isinstance(minutes, int):
-        return "it must be a whole number of minutes, or auto"
-    if minutes < 1:
-        return "it must be at least 1, or auto"
-    return "" if minutes < TOO_LARGE else "it must be less than 2^62"
-
-
 @dataclass
 class LaunchConfig:
     """The resources of a job and how it is submitted, the same for every way of launching."""
@@ -77,13 +67,7 @@ class LaunchConfig:
         unit="GiB",
         at_least=0,
     )
-    time_min: int | str = key(
-        60,
-        "The job has this time limit. auto takes it from a measured run of the same model in "
-        "output_dir, with a margin, before the job is queued.",
-        unit="minutes",
-        check=_check_minutes,
-    )
+    time_min: int = key(60, "The job has this time limit.", count="minutes")
     warn_s: int = key(
         120,
         "At least this long before its time limit a job saves and requeues itself; longer, if a "
@@ -140,7 +124,7 @@ class LaunchConfig:
     )
     preflight: str = key(
         "quick",
-        "Every job of Slurm first checks its nodes: GPUs, versions, limits, disks and clocks, in "
+        "Every job of Slurm first checks its nodes: GPUs, versions, limits and disks, in "
         "less than 2 seconds (quick), and the speed of GPUs and links too (full), or nothing "
         "(off). A job on a node that fails is put back into the queue, without this node.",
         choices=("quick", "full", "off"),
@@ -165,16 +149,6 @@ class LaunchConfig:
             gpus_per_node=self.gpus_per_node * (self.pack if whole else 1),
             mem_gb=None if self.mem_gb is None else self.pack * self.mem_gb,
         )
-
-    @property
-    def limit_min(self) -> int:
-        """The minutes of `time_min`; auto, which only a training can have, is a ConfigError."""
-        if not isinstance(self.time_min, int):
-            raise ConfigError(
-                f"launch.time_min={self.time_min}: there is no measured run for this job; give a "
-                "number of minutes"
-            )
-        return self.time_min
 
 
 @dataclass

@@ -113,7 +113,7 @@ class Around:
         if ranks.world_size > 1:
             say = partial(notes.say, "slow_rank")
             slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
-        every = report_every(config.train, max_steps), saves.every_steps, saves.at_end
+        every = report_every(config.train, max_steps), saves.every_steps
         return Stepping(
             feed=feed,
             saving=Saving(self.checkpointer, Every(*every), self._timer, self._best()),

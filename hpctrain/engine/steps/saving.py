@@ -17,7 +17,6 @@ class Every:
 
     log: int
     checkpoint: int | None = None  # None: not by steps
-    at_end: bool = True  # whether the last step of the run saves a checkpoint
 
 
 class Timer:
@@ -71,12 +70,6 @@ class Saving:
     ) -> None:
         self.checkpointer, self.every, self.timer = checkpointer, every, timer
         self.best, self._saved = best or Best(), 0
-
-    def prove(self, max_steps: int) -> None:
-        """Prove that a checkpoint can be written, if the run will save one."""
-        by_steps = (self.every.checkpoint or max_steps + 1) <= max_steps
-        if self.every.at_end or by_steps or self.timer is not None or self.best.metric is not None:
-            self.checkpointer.prove()
 
     def begin(self) -> None:
         """Begin at a step whose checkpoint, if any, is there."""

@@ -139,7 +139,7 @@ class Stepping:
             over = bool(self._over)
             if over and not done:
                 self.call("finish")
-            last = (done or over) and self.saving.every.at_end
+            last = done or over
             if self.saving.is_due or last:
                 self.saving.save(background=not last)
             if over or self._pauses:
@@ -148,7 +148,7 @@ class Stepping:
 
     def _end(self, first_step: int, stopped: bool) -> None:
         """Save if that is left, and note how the steps have ended; they may be `stopped`."""
-        if not self.saving.is_done and (stopped or self._pauses or self.saving.every.at_end):
+        if not self.saving.is_done:
             self.saving.save()
         self.saving.go_on(wait=True)
         paused = not stopped and self._pauses
@@ -251,7 +251,7 @@ class Stepping:
         """Go on from the newest checkpoint, if there is one; return its step, or 0."""
         marks.enter(marks.LOAD)
         self._tell_parts(self)
-        self.saving.prove(self.max_steps)
+        self.saving.checkpointer.prove()
         began, checkpointer = time.monotonic(), self.saving.checkpointer
         progress = checkpointer.load_latest()
         if progress is not None:

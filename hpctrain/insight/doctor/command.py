@@ -77,8 +77,7 @@ def main(argv: list[str]) -> int:
         places = {host: [*login.checked(*where, of_scheduler)]}
     else:
         launch = config.launch
-        longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN
-        launch.time_min = min(longest, _TIME_MIN)
+        launch.time_min = min(launch.time_min, _TIME_MIN)
         if config.name == Config().name:
             config.name = "doctor"
         asked = Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)

@@ -22,7 +22,6 @@ _SAME = {
 }
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
-_SKEW_S = 2.0
 # Parts of the median of all below which a figure, or the link of a node, is slow.
 _WARNS, _LINK_WARNS, _FAILS = 0.8, 0.7, 0.5
 _LOSES = {
@@ -52,10 +51,8 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
     ):
         places[host].append(finding)
-    times = {each.host: each.time for each in looks if each.time and each.local_rank == 0}
     lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
     for seen in (
-        clocks(times) if len(times) > 1 else {},
         links({} if mixed else _pairs(looks)),
         reach.judged(lost, places) if lost else {},
     ):
@@ -147,22 +144,6 @@ def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
                 cure=f"This rank {loss}",
             )
             yield each.host, finding
-
-
-def clocks(times: Mapping[str, float]) -> dict[str, Finding]:
-    """Judge the clock of each host, in seconds since 1970 at one moment, against the median."""
-    middle = median(times.values())
-    return {
-        host: judged(
-            "clock",
-            abs(seconds - middle) < _SKEW_S,
-            f"{round(seconds - middle, 1) + 0.0:+.1f} s",
-            f"within {_SKEW_S:g} s",
-            "Ask the administrators to let the clock be set by NTP (`chronyc tracking`): times of "
-            "files and logs cannot be compared.",
-        )
-        for host, seconds in times.items()
-    }
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:

@@ -28,7 +28,7 @@ from hpctrain.insight.doctor.checks import (
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.insight.doctor.finding import Finding, unknown
-from hpctrain.insight.monitor.gpu_library import Library
+from hpctrain.insight.monitor.nvidia import Nvidia
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,6 @@ class Probe:
     versions: dict[str, str]  # only the first rank of a node looks
     gpus: list[GpuFacts]
     findings: list[Finding]
-    time: float = 0.0  # of its clock after all ranks had met; 0 if they have not
     figures: dict[str, float] = field(default_factory=dict)  # in the unit that the name says
     # The identities of all GPUs that it sees, also of those that other ranks look at.
     uuids: list[str] = field(default_factory=list)
@@ -102,7 +101,7 @@ def probe(
     uuids: list[str],
     *,
     disks: bool,
-    library: Library | None = None,
+    library: Nvidia | None = None,
 ) -> Probe:
     """Return what this rank sees; the GPUs are those that torch sees.
 
@@ -153,7 +152,6 @@ def _of_node(
     yield from interfaces.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
-    yield from infiniband.checked()
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
     scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
     for one in file_systems.checked("scratch", scratch, write=disks):

@@ -46,8 +46,6 @@ class Cure(NamedTuple):
         except KeyError:  # there is no such value
             return ""
         made = changed(config, overrides)
-        if made.launch.nodes != config.launch.nodes:
-            ranks = made.asked_world_sizes.start
         return "" if made == config or any(size_problems(made, ranks)) else overrides
 
 
@@ -93,12 +91,8 @@ def _values(config: Config, degrees: Degrees, power: int) -> dict[str, int]:
         "threads": 2 * max(1, data.threads),
         "workers": 2 * data.workers or min(4, max(1, launch.cpus_per_task)),
     }
-    if degrees.dp_shard == degrees.ranks > launch.tasks_per_node > 1:
-        found["node"] = launch.tasks_per_node
     if train.micro_batch_size is None:
         found["fewer"] = train.accumulate // min(power, train.accumulate)
     elif str(train.micro_batch_size).isdecimal():
         found["room"] = min(batch.micro * power, batch.share)
-    if degrees.ranks > launch.tasks_per_node and str(launch.nodes).isdecimal():
-        found["fewer_nodes"] = int(launch.nodes) // 2
     return {name: value for name, value in found.items() if value}

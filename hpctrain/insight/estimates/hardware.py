@@ -17,6 +17,7 @@ from typing import Any
 
 from hpctrain.base.files import yaml_file
 from hpctrain.base.units import GIB
+from hpctrain.config import gone
 from hpctrain.errors import ConfigError
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -29,8 +30,7 @@ _KEYS: dict[str, Any] = {
     **dict.fromkeys(("name", "title", "devices")),
     "memory_gib": float(GIB),
     "memory_gb_per_s": 1e9,
-    "storage_mb_per_s": 1e6,
-    **dict.fromkeys(("gpus_per_node", "power_w", "node_power_w"), 1.0),
+    **dict.fromkeys(("gpus_per_node", "power_w"), 1.0),
     **dict.fromkeys(("matmul_efficiency", "attention_efficiency"), 1.0),
     "peak_tflops": dict.fromkeys((*DTYPES, "fp64"), 1e12),
     **dict.fromkeys(("host", "inside", "between"), _LINK),
@@ -83,8 +83,6 @@ class Hardware:
     devices: tuple[str, ...] = ()  # exact, as torch and the driver report them
     matmul_efficiency: float | None = None  # the part of the peak that the largest products reach
     attention_efficiency: float | None = None  # the part that the flash kernel reaches
-    storage_rate: float | None = None  # bytes/s that a node reads from the storage of the data
-    node_power_w: float | None = None  # beside its GPUs (TDP); energy counts it, too
     host: Link = Link()  # between a GPU and its node, such as PCIe
 
     @property
@@ -175,9 +173,8 @@ def of_section(section: Mapping[str, Any], where: str = "hardware") -> Hardware:
             if value is not None
         },
         devices=tuple(map(str, found["devices"] or ())),
-        storage_rate=found["storage_mb_per_s"],
         **{key: found[key] for key in ("matmul_efficiency", "attention_efficiency")},
-        **{key: found[key] for key in ("power_w", "node_power_w")},
+        power_w=found["power_w"],
         **links,
     )
 
@@ -233,7 +230,11 @@ def _checked(where: str, node: Any, keys: Any) -> Any:
             raise ConfigError(f"{where}={node}: it must be {{{': ..., '.join(keys)}: ...}}")
         for key in node:
             if key not in keys:
-                raise ConfigError(f"{where}.{key} is unknown: allowed are {', '.join(keys)}")
+                left = gone.sentence(f"hardware.{key}")
+                if left and node[key] is None:  # in a run of before
+                    continue
+                unknown = f"{where}.{key} is unknown: allowed are {', '.join(keys)}"
+                raise ConfigError(left or unknown)
         return {key: _checked(f"{where}.{key}", node.get(key), keys[key]) for key in keys}
     if keys is None or node is None:
         return node

@@ -4,17 +4,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from hpctrain.insight.monitor import amd
-from hpctrain.insight.monitor.gpu_library import NOT_LOADED, Library, NotTold
 from hpctrain.insight.monitor.nvidia import Nvidia
 
 log = logging.getLogger(__name__)
 _MB = 1e6
-
-
-def maker() -> type[Library]:
-    """Return the class of the library for the GPUs of this host; to make it needs the library."""
-    return amd.Amd if amd.is_here() else Nvidia
 
 
 class _Sensor(NamedTuple):
@@ -60,18 +53,14 @@ class Gpus:
     `facts` are the name of each GPU, and the version of the driver.
     """
 
-    def __init__(self, uuids: Sequence[str], library: Library | None = None) -> None:
+    def __init__(self, uuids: Sequence[str], library: Nvidia | None = None) -> None:
         self.facts: dict[str, str] = {}
         self._gpus: dict[int, Any] = {}
         self._sensors: dict[int, dict[str, _Sensor]] = {}  # that each GPU has
         self._first: dict[str, float] = {}  # readings of counters
         if not uuids:
             return
-        try:
-            self._library = library or maker()()
-        except NOT_LOADED as error:
-            log.warning("GPUs are not measured: %s", error)
-            return
+        self._library = library or Nvidia()
         try:
             self._library.open()
         except self._library.errors as error:
@@ -94,7 +83,7 @@ class Gpus:
             self._sensors[number] = {
                 name: sensor
                 for name, sensor in _SENSORS.items()
-                if sensor.reading in library.readings and (name in _OF_A_PART or not is_part)
+                if name in _OF_A_PART or not is_part
             }
 
     def read(self) -> dict[str, float]:
@@ -107,8 +96,6 @@ class Gpus:
             for name, sensor in [*self._sensors[number].items()]:
                 try:
                     values = sensor.metrics(*self._library.read(sensor.reading, gpu))
-                except NotTold:
-                    continue
                 except self._library.errors as error:
                     if self._library.lacks(error):
                         del self._sensors[number][name]

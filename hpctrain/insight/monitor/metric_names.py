@@ -21,16 +21,6 @@ _metric(
     "system_memory_usage_percentage [%]",
     "The same, as a part of the limit of the job; of the node's memory if the job has no limit.",
 )
-for _way, _verb in (("read", "read from"), ("write", "written to")):
-    _metric(
-        f"node_disk_{_way}_megabytes_per_second [MB/s]",
-        f"What was {_verb} the disks of the whole node, other jobs included.",
-    )
-for _way, _verb in (("receive", "received"), ("transmit", "sent")):
-    _metric(
-        f"node_network_{_way}_megabytes_per_second [MB/s]",
-        f"What the whole node has {_verb} over its networks, other jobs included.",
-    )
 for _name, _text in (
     ("utilization_percentage [%]", "The time in which something ran on this GPU of the job."),
     ("memory_usage_megabytes [MB]", "The memory in use of this GPU, or MIG instance."),

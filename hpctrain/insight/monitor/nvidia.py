@@ -1,13 +1,16 @@
 """NVIDIA's GPUs by NVML. A GPU is known by its UUID: NVML, CUDA and Slurm number GPUs differently.
 
+monitor.gpus              rows (sensor, reading, metrics)   ──┬── Nvidia ── pynvml
+doctor.checks.gpu_health  rows (check, reading, judgement)  ──┘
+
 Of a MIG instance only the memory is its own. Power, clocks and use are those of the whole GPU,
 which other jobs share.
 """
 
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
-
-from hpctrain.insight.monitor.gpu_library import Library, NotTold
 
 # NVML's reasons for a low clock. Others of them are wanted, such as that nothing runs on the GPU.
 _HEAT = 0x20 | 0x40
@@ -15,24 +18,25 @@ _POWER = 0x04 | 0x80
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
 _SOFT = {0x20: "heat (software)"}
 _MOST_LINKS = 18
+_NEVER = 3, 4, 13  # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND: nobody is told here
+_LOST = 15, 16, 999  # GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
 
 
-class Nvidia(Library):
-    """NVML, by the module `pynvml`."""
+class Nvidia:
+    """NVML, by the module `pynvml`, or another one that answers as it does.
 
-    NAME, MODULE, TOOL = "NVML", "pynvml", "nvidia-smi"
-    INSTALL, NCCL_NEEDS_IT = "Install nvidia-ml-py.", True
-    # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND; GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
-    NUMBER, NEVER, LOST = "value", (3, 4, 13), (15, 16, 999)
+    Attributes:
+        errors: What the methods and the readings may raise.
+        readings: The functions by their names; each takes what `find` has returned. They are bytes,
+            percent, watts, joules, MHz, degrees Celsius.
+    """
 
     def __init__(self, module: Any = None) -> None:
-        super().__init__(module)
-        nvml = self.module
-        self.errors = (nvml.NVMLError, NotTold)
-        self.readings = {
+        self.module = nvml = import_module("pynvml") if module is None else module
+        self.errors: tuple[type[Exception], ...] = (nvml.NVMLError,)
+        self.readings: Mapping[str, Callable[[Any], Any]] = {
             "model": lambda gpu: nvml.nvmlDeviceGetName(gpu),
             "driver": lambda gpu: nvml.nvmlSystemGetDriverVersion(),
-            # Whether it is a part of a GPU, whose other readings are those of the whole.
             "part": lambda gpu: bool(nvml.nvmlDeviceIsMigDeviceHandle(gpu)),
             "size": lambda gpu: self._memory(gpu)[1],
             "memory": self._memory,
@@ -53,7 +57,6 @@ class Nvidia(Library):
                 else (None, None, bool(nvml.nvmlDeviceGetDefaultEccMode(gpu)[0]))
             ),
             "retired": self._retired,
-            "pcie": self._pcie,
             "nvlinks": self._nvlinks,
             "processes": self._processes,
             "bus": lambda gpu: nvml.nvmlDeviceGetPciInfo(gpu).busId,
@@ -74,6 +77,24 @@ class Nvidia(Library):
                 if self.is_lost(error):
                     raise
         return self.module.nvmlDeviceGetHandleByUUID(last)
+
+    def lacks(self, error: Exception) -> bool:
+        """Return whether an error says that nobody is told here what was asked for."""
+        of_other_version = isinstance(error, AttributeError)
+        return of_other_version or getattr(error, "value", None) in _NEVER
+
+    def is_lost(self, error: Exception) -> bool:
+        """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
+        return getattr(error, "value", None) in _LOST
+
+    def is_part(self, gpu: Any) -> bool:
+        """Return whether it is a part of a GPU, whose other readings are those of the whole."""
+        return bool(self.readings["part"](gpu))
+
+    def read(self, reading: str, gpu: Any) -> tuple[Any, ...]:
+        """Return the values of a reading."""
+        found = self.readings[reading](gpu)
+        return found if isinstance(found, tuple) else (found,)
 
     def _memory(self, gpu: Any) -> tuple[int, int]:
         """Return the bytes in use, and all."""
@@ -104,15 +125,6 @@ class Nvidia(Library):
         """Return what was given up; whether a repair waits, and whether it has failed."""
         corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
         return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
-
-    def _pcie(self, gpu: Any) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return generation and width of the link, as they are and as they could be."""
-        nvml = self.module
-        if self._is_c2c(gpu):  # its one lane of PCIe is idle
-            raise NotTold("it is linked to its processor by NVLink-C2C, not by PCIe")
-        now = nvml.nvmlDeviceGetCurrPcieLinkGeneration, nvml.nvmlDeviceGetCurrPcieLinkWidth
-        best = nvml.nvmlDeviceGetMaxPcieLinkGeneration, nvml.nvmlDeviceGetMaxPcieLinkWidth
-        return (now[0](gpu), now[1](gpu)), (best[0](gpu), best[1](gpu))
 
     def _nvlinks(self, gpu: Any) -> int:
         """Return how many links are up."""

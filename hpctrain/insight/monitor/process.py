@@ -58,14 +58,15 @@ class Idle:
         """Begin the window anew: the run starts up, so that its devices have no work yet."""
         self._seen.clear()
 
-    def add(self, metrics: Mapping[str, float]) -> list[str]:
+    def add(self, metrics: Mapping[str, float], *, has_gpus: bool = False) -> list[str]:
         """Return the devices that have become idle with this sample, each once until it is busy.
 
-        Without any GPU, the cores of the job are the device.
+        Without any GPU, the cores of the job are the device. Beside GPUs that do not tell their
+        use, as parts of GPUs and those of AMD, busy cores are no sign of work.
         """
         found = (samples.GPU.fullmatch(name) for name in metrics)
         use = {gpu[1]: metrics[gpu[0]] for gpu in found if gpu and gpu[2] == _USE}
-        if not use and _CORES in metrics:
+        if not (use or has_gpus) and _CORES in metrics:
             use = {"the cores": metrics[_CORES]}
         idle = []
         for device, value in use.items():
@@ -128,7 +129,7 @@ class _Monitor:
         if not self._trains():
             self._idle.restart()
             return
-        if idle := self._idle.add(metrics):
+        if idle := self._idle.add(metrics, has_gpus=bool(self._uuids)):
             self._tell(idle)
 
     def _take_gpus(self) -> None:

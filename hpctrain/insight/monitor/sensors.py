@@ -7,8 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 
-import psutil
-
 from hpctrain.insight.monitor.cgroup import JobCgroup
 from hpctrain.insight.monitor.gpus import Gpus
 
@@ -16,41 +14,22 @@ log = logging.getLogger(__name__)
 _MB = 1e6
 
 
-class _Rates:
-    """How fast counters rise; it keeps the last reading of each, by name."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, tuple[float, float]] = {}
-
-    def of(self, name: str, total: float) -> float | None:
-        """Return how fast a counter has risen per second; None at its first reading or a reset."""
-        now = time.monotonic()
-        before = self._before.get(name)
-        self._before[name] = (now, total)
-        if before is None or now <= before[0] or total < before[1]:
-            return None
-        return (total - before[1]) / (now - before[0])
-
-
 class Sensors:
     """The sensors of this node, for the job."""
 
     def __init__(self, job: JobCgroup, gpus: Gpus) -> None:
         self._job, self._gpus = job, gpus
-        self._rates = _Rates()
+        self._cpu: tuple[float, float] | None = None  # when it was read last, and the CPU time
         self._silent: set[str] = set()
-        self.read()  # rates need a reading before
+        self.read()  # a rate needs a reading before
 
     def read(self) -> dict[str, float]:
         """Return the value of every sensor that answers, by name.
 
-        `cpu_…` and `system_memory_…` are those of the job, against its limits. `node_disk_…` and
-        `node_network_…` are those of the whole node, as Linux does not count them for a job.
+        All are those of the job, against its limits: what other jobs do on the node does not count.
         """
         parts: dict[str, Callable[[], dict[str, float]]] = {
             "the job": self._of_job,
-            "the disks": self._disks,
-            "the network": self._network,
             "the GPUs": self._gpus.read,
         }
         found: dict[str, float] = {}
@@ -65,36 +44,13 @@ class Sensors:
         return found
 
     def _of_job(self) -> dict[str, float]:
-        use = self._job.use()
+        use, now, before = self._job.use(), time.monotonic(), self._cpu
         found: dict[str, float] = {}
-        if use.cpu_s is not None and (rate := self._rates.of("cpu", use.cpu_s)) is not None:
+        self._cpu = None if use.cpu_s is None else (now, use.cpu_s)
+        if before and use.cpu_s is not None and now > before[0] and use.cpu_s >= before[1]:
+            rate = (use.cpu_s - before[1]) / (now - before[0])
             found["cpu_utilization_percentage"] = 100 * rate / use.cores
         if use.memory is not None:
             found["system_memory_usage_megabytes"] = use.memory / _MB
             found["system_memory_usage_percentage"] = 100 * use.memory / use.memory_limit
         return found
-
-    def _disks(self) -> dict[str, float]:
-        counters = psutil.disk_io_counters()
-        if counters is None:
-            return {}
-        totals = {"read": counters.read_bytes, "write": counters.write_bytes}
-        return self._speeds("node_disk", totals)
-
-    def _network(self) -> dict[str, float]:
-        """Return the rates of all interfaces but the loopback."""
-        every = psutil.net_io_counters(pernic=True).items()
-        used = [counters for name, counters in every if name != "lo"]
-        totals = {
-            "receive": sum(each.bytes_recv for each in used),
-            "transmit": sum(each.bytes_sent for each in used),
-        }
-        return self._speeds("node_network", totals)
-
-    def _speeds(self, what: str, totals: dict[str, int]) -> dict[str, float]:
-        rates = {name: self._rates.of(f"{what}_{name}", t) for name, t in totals.items()}
-        return {
-            f"{what}_{name}_megabytes_per_second": rate / _MB
-            for name, rate in rates.items()
-            if rate is not None
-        }

@@ -14,7 +14,6 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
     of_shape,
     parse_shape,
-    sample_bytes,
     samples_of_epoch,
 )
 from hpctrain.insight.plan.layouts import of_command_line
@@ -35,8 +34,6 @@ class Query:
     shape: str | None  # of `--sample-shape`; None takes the data set's
     budget: str | None  # of `--budget`
     named: bool  # whether the command line names a layout
-    # Layouts of one number of ranks are ranked, also beside a named one and on unknown hardware.
-    measure: bool = False
     per_node: int = 0  # the ranks of a node that are asked for; 0 takes those of the hardware
 
 
@@ -77,27 +74,12 @@ class Answer:
         return {
             "model": {name: getattr(facts, name) for name in _SIZES} | operations,
             "layouts": [estimate.as_json() for estimate in layouts],
-            "loader": self._loader(layouts[0] if layouts else None),
             "hardware": [
                 {"name": kind.hardware.name}
                 | (kind.best.as_json() if kind.best else {"fits": False, "reason": kind.why})
                 for kind in self.kinds
             ],
             "assumptions": self.assumptions | {"excluded": self.ranking.excluded},
-        }
-
-    def _loader(self, one: Estimate | None) -> dict[str, Any]:
-        """Return what each node has to read for a layout, beside what the storage gives."""
-        size = None if self.asked.shape else sample_bytes(self.asked.training.data)
-        rate, storage = one and one.samples_per_s, None
-        needed = rate * size / one.layout.nodes / 1e6 if one and rate and size else None
-        if (hardware := self.asked.hardware) and hardware.storage_rate:
-            storage = hardware.storage_rate / 1e6
-        return {
-            "bytes_per_sample": size,
-            "needed_mb_per_s": needed,
-            "storage_mb_per_s": storage,
-            "enough": None if needed is None or storage is None else needed <= storage,
         }
 
     @property
@@ -156,11 +138,7 @@ def answer(asked: Query, others: list[Hardware]) -> Answer:
     named, ranking, per_node = None, Ranking([], {}), asked.per_node
     if asked.named or hardware is None:
         named = estimator.of(of_command_line(training, named_nodes), any_kind)
-    if asked.measure:
-        nodes = asked.nodes or [named_nodes]
-        per_node = training.launch.tasks_per_node if named is not None else per_node
-        ranking = rank(training, estimator, any_kind, sizes_of(any_kind, nodes, per_node))
-    elif hardware is not None and (asked.nodes or not asked.named):
+    if hardware is not None and (asked.nodes or not asked.named):
         ranking = rank(training, estimator, hardware, sizes_of(hardware, asked.nodes, per_node))
         if not ranking.best and asked.nodes is None:
             least = smallest(training, estimator, hardware, per_node)

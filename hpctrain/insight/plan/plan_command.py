@@ -1,6 +1,6 @@
 """`python -m hpctrain plan OVERRIDES`: does it fit, in which layout, how long, at what cost.
 
-It starts no job, except with `--measure`, and needs neither a GPU nor a process group.
+It starts no job, and needs neither a GPU nor a process group.
 """
 
 import argparse
@@ -8,32 +8,28 @@ import gc
 import json
 import logging
 from dataclasses import replace
-from functools import partial
 
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.console import Console
-from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing.compose import compose
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate, validate_job
-from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.insight.estimates import time_limit
-from hpctrain.insight.estimates.cautions import cautions
+from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import known, load, of_section
 from hpctrain.insight.plan.planned import PlannedTraining
 
 # What decides a plan.
 _SECTIONS = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
-_DOES_NOT_FIT, _UNKNOWN, _INTERRUPTED = 8, 10, 130
+_DOES_NOT_FIT, _UNKNOWN = 8, 10
 
 
 def main(argv: list[str]) -> int:
     """Print the plan of a run.
 
     Returns:
-        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown. With `--measure`: 0 if
-        a layout was measured, otherwise 4.
+        The exit code: 0 if it fits, 8 if it does not, 10 if that is unknown.
     """
     given = _parser().parse_intermixed_args(argv)
     nodes = None if given.nodes is None else _numbers(given.nodes)
@@ -41,8 +37,6 @@ def main(argv: list[str]) -> int:
     for text in given.overrides:
         if text.startswith("hardware=") and text != "hardware=null":
             load(text.partition("=")[2], folders)  # its error says how to add a machine
-    if given.measure:
-        _refuse_unmeasurable(given.overrides, given.sample_shape)
     config = _composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
     if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
@@ -52,7 +46,7 @@ def main(argv: list[str]) -> int:
     validate_job(config, _SECTIONS)
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.engine.parallel.precision import default_dtype
-    from hpctrain.insight.plan import measurement, printing
+    from hpctrain.insight.plan import printing
     from hpctrain.insight.plan.answer import Query, answer
 
     # What was imported stays, so no collection needs to look at it, which would take seconds.
@@ -68,36 +62,22 @@ def main(argv: list[str]) -> int:
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
         *(planned_of(config), hardware, nodes, given.sample_shape, given.budget, layout),
-        *(given.measure, per_node or 0),
+        per_node or 0,
     )
-    # What was measured on a machine says nothing of others.
-    alone = nodes is not None or given.measure
-    others = () if alone else (load(name, folders) for name in known(folders))
+    others = () if nodes is not None else (load(name, folders) for name in known(folders))
     with default_dtype(config.precision):
         found = answer(asked, [other for other in others if other.memory_bytes is not None])
     lacking = () if hardware is None else hardware.lacks(config.precision.compute)
-    told = cautions(config) if asked.named or hardware is None else ()
+    told = refused(config, "idle_keys") if asked.named or hardware is None else ()
     warnings = [*told, *lacking]
     trained = referenced([text for text in given.overrides if text not in _NO_DATA])
     trained = [*(["--config-dir", given.config_dir] if given.config_dir else []), *trained]
     console, facts = Console(), found.as_json() | {"warnings": warnings}
-    if not given.json:
-        printing.show(console, found, facts, trained)
-    exit_code = {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
-    if given.measure:
-        try:
-            results = measurement.measure(
-                *(found.layouts, given.overrides, config.output_dir, partial(whole, config))
-            )
-        except KeyboardInterrupt:
-            return _INTERRUPTED  # it has told what was cancelled
-        measurement.compare(facts, found.layouts, results, trained)
-        exit_code = 0 if facts["fastest"] else LaunchError.exit_code
-        if not given.json:
-            measurement.show(console, facts)
     if given.json:
         print(json.dumps(referenced(facts), indent=1))
-    return exit_code
+    else:
+        printing.show(console, found, facts, trained)
+    return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
 
 
 def planned_of(config: Config) -> PlannedTraining:
@@ -116,24 +96,6 @@ def whole(config: Config, one: PlannedTraining) -> Config:
     return replace(changed, parallel=one.parallel, launch=one.launch)
 
 
-def _refuse_unmeasurable(overrides: list[str], shape: str | None) -> None:
-    """Refuse what no layout can be measured for, before any work."""
-    shapes = [] if shape is None else [f"--sample-shape={shape}"]
-    for without in (*(text for text in overrides if text in _NO_DATA), *shapes):
-        raise ConfigError(
-            f"--measure with {without}: measuring trains some steps, so it needs a data set: "
-            "give data=NAME or data.path=FOLDER"
-        )
-    if "launch.dry_run=true" in overrides:
-        raise ConfigError("--measure with launch.dry_run=true: it submits jobs; leave one out")
-    if not sbatch.available():
-        raise LaunchError(
-            "--measure submits jobs, but sbatch is not on the PATH: call it on a login node of a "
-            "Slurm cluster. Without one, train some steps (train.max_steps=40), whose report has "
-            "the time of a step"
-        )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "hpctrain plan", description="Memory, time and cost of a run, before it is queued."
@@ -142,10 +104,8 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="KEY=VALUE", help="as for a training")
     add("--config-dir", help="a folder with more configs, and hardware/*.yaml")
     add("--nodes", help="numbers of nodes to look at: 1,2,4")
-    add("--sample-shape", help="8193 (tokens of a window), 3x224x224 or NAME=SHAPE,...")
+    add("--sample-shape", help="8193 (tokens of a window) or 3x224x224")
     add("--budget", help="300e9tokens, 20epochs, 1e6samples or 5000steps")
-    text = "submit the best three layouts as an array of short jobs, wait, and compare"
-    add("--measure", action="store_true", help=text)
     add("--json", action="store_true", help="print one object")
     return parser
 
@@ -159,7 +119,7 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
     if (no_data or shape is not None) and not any(name.startswith("data.path") for name in names):
         added.append("data.path=none")
     if "experiment" not in names:
-        windows = shape is not None and not set(shape) & set("x=")
+        windows = shape is not None and "x" not in shape
         if not any(name == "task" or name.startswith("task.") for name in names):
             added.append(f"task={'language_model' if windows else 'classification'}")
         added += [] if "metric" in names else ["metric=val/loss"]
@@ -181,8 +141,6 @@ def _composed_for(overrides: list[str], config_dir: str | None, shape: str | Non
         config.train.max_epochs = 1
     if config.train.lora.patterns and config.checkpoint.init_from is None:
         config.checkpoint.init_from = "none"  # adapters need a base, but a plan not its weights
-    if config.launch.time_min == "auto":
-        time_limit.pin(config)
     return config
 
 

@@ -16,7 +16,7 @@ from hpctrain.insight.plan.predicting.estimator import Estimate
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
 # The names of columns, with what makes their cells of the facts of a layout.
-Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
+_Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
 
 
 def show(
@@ -29,18 +29,17 @@ def show(
         if (hardware := answer.asked.hardware) is not None:
             of_ranks = groupby(layouts, itemgetter("ranks"))
             rows = [one for _, alike in of_ranks for one in islice(alike, _MOST)]
-            print_rows(console, f"estimates on {hardware.title}; --json has all", rows, _ALL)
+            _print_rows(console, f"estimates on {hardware.title}; --json has all", rows, _ALL)
         parts = {name: _bytes(value) for name, value in layouts[0]["memory"].items()}
         _print_facts(console, f"memory of a rank, {layouts[0]['layout']}", parts)
     if kinds := facts["hardware"]:
         what = "the smallest number of GPUs that is enough, of each kind, the cheapest first"
-        print_rows(console, what, [one for one in kinds if one["fits"] is not False], _OF_KINDS)
+        _print_rows(console, what, [one for one in kinds if one["fits"] is not False], _OF_KINDS)
         for one in kinds:
             if one["fits"] is False:
                 console.print(f"not possible on {one['name']}: {one['reason']}", soft_wrap=True)
     excluded, found = facts["assumptions"]["excluded"], facts["assumptions"]
     _print_facts(console, "model", facts["model"])
-    _print_facts(console, "loader", facts["loader"])
     # One line for a kind, that on the most ranks.
     _print_facts(console, "excluded", {name.partition(" ")[0]: excluded[name] for name in excluded})
     _print_facts(console, "assumptions", {n: found[n] for n in found if n != "excluded"})
@@ -48,7 +47,7 @@ def show(
         console.print(Text(f"warning: {text}", "yellow"))
 
 
-def command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
+def _command_of(overrides: Sequence[str], others: Sequence[str]) -> str:
     """Return the command that submits the run; `others` replace values of the same keys."""
     names = {text.partition("=")[0] for text in others}
     kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in names]
@@ -77,7 +76,7 @@ def _first(answer: Answer, overrides: Sequence[str]) -> Iterator[str]:
                 begin = "faster: " if named.fits and named.time else "instead: "
             yield f"{begin}{_sentence(size, one)}"
             if one.fits is not False:  # a command has no line breaks, so that it can be copied
-                yield f"  {command_of(overrides, one.layout.overrides)}"
+                yield f"  {_command_of(overrides, one.layout.overrides)}"
     if first := answer.kinds[0].best if answer.kinds else None:
         yield f"the first of the known GPUs: {_sentence(size, first)}"
 
@@ -99,8 +98,8 @@ def _sentence(size: str, one: Estimate) -> str:
     return f"{found}; {one.budget.text} take {', '.join(parts)}"
 
 
-def print_rows(
-    console: Console, title: str, rows: Sequence[Mapping[str, Any]], columns: Columns
+def _print_rows(
+    console: Console, title: str, rows: Sequence[Mapping[str, Any]], columns: _Columns
 ) -> None:
     """Print a table of facts; a column of which nothing is known is left out."""
     cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
@@ -112,14 +111,14 @@ def print_rows(
     console.print(table)
 
 
-def seconds(value: float | None) -> str:
+def _seconds(value: float | None) -> str:
     """Return the time of a step for a reader."""
     if value is None:
         return "unknown"
     return f"{value:.3f} s" if value >= 0.1 else f"{1000 * value:.3g} ms"
 
 
-def layout_of(one: Mapping[str, Any]) -> str:
+def _layout_of(one: Mapping[str, Any]) -> str:
     """Return the name of a layout, with a mark if it was compared with nothing."""
     return f"{one['layout']}{'' if one['compared'] else ' *'}"
 
@@ -143,8 +142,8 @@ def _host(one: Mapping[str, Any]) -> str:
     return readable(kept) if kept else ""
 
 
-_LAYOUT: Columns = {"layout": layout_of, "ranks": lambda one: str(one["ranks"])}
-_BILL: Columns = {
+_LAYOUT: _Columns = {"layout": _layout_of, "ranks": lambda one: str(one["ranks"])}
+_BILL: _Columns = {
     "hours": lambda one: number(one["hours"]),
     "GPU-hours": lambda one: number(one["gpu_hours"]),
     "kWh": lambda one: number(one["kwh"]),
@@ -152,16 +151,16 @@ _BILL: Columns = {
     "spot": lambda one: number(one["spot_cost"]),
     "in": lambda one: one["currency"] or "",
 }
-_ALL: Columns = {
+_ALL: _Columns = {
     **_LAYOUT,
     "memory": _memory,
     "host of a node": _host,
-    "step": lambda one: seconds(one["step_s"]),
+    "step": lambda one: _seconds(one["step_s"]),
     "tok/s/GPU": lambda one: number(one["tokens_per_s_per_gpu"]),
     "MFU": lambda one: "unknown" if one["mfu"] is None else f"{one['mfu']:.1%}",
     **_BILL,
 }
-_OF_KINDS: Columns = {
+_OF_KINDS: _Columns = {
     "hardware": lambda one: one["name"] + " *" * (not one["gpu_compared"]),
     **_LAYOUT,
     **_BILL,

@@ -81,8 +81,6 @@ Values (KEY=VALUE)
 {keys}
   --help keys, --help metrics                      every key; every metric
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
-  python -m hpctrain.insight.translate FILE        a config of DeepSpeed or
-                                                   Accelerate as an experiment
 
 --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own
 options; --version.

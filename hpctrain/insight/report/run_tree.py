@@ -177,7 +177,7 @@ def _figures(account: RunAccount) -> Iterator[Fact]:
     yield number("idle_gpu_hours", usage.idle_gpu_hours(), "GPU-hours idle", "{:.3g}")
     name = "" if account.gpu_hours else "core-hours"
     yield number("core_hours", account.core_hours, name, "{:.3g}")
-    yield number("kwh", account.kwh, "energy", "{:.3g} kWh")
+    yield number("kwh", usage.kwh(), "energy", "{:.3g} kWh")
     yield number("cost", cost, "cost", "{:.2f} " + currency)
     yield Fact("currency", currency or None)
     yield number(

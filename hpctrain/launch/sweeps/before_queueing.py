@@ -4,28 +4,26 @@ Notes stop nothing; a cluster that would not run the jobs does, and more hours t
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.base.extensions import offered
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError
+from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
 
-_AUTO = "launch.time_min=auto"
-
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     """Yield each note once for all runs; on a `cluster`, Slurm is asked for limits of time."""
     configs = [entry.config for entry in entries]
-    chosen = {e.config.launch.time_min: e.config for e in entries if _AUTO in e.overrides}
-    if chosen:
-        yield from filter(None, map(offered("time_limit").note, chosen.values()))
-    yield from offered("cautions")(configs)
+    kinds = {repr(replace(config, seed=0)): config for config in configs}
+    idle = (text for config in kinds.values() for text in refused(config, "idle_keys"))
+    yield from dict.fromkeys(idle)
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
     if cluster:
@@ -83,4 +81,4 @@ def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:
     """Return what a run takes if each job of its chain lasts as long as it may."""
     per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
     nodes = launch.node_numbers[-1] + launch.spares
-    return launch.limit_min / 60 * nodes * per_node * road(site, launch.chain).jobs
+    return launch.time_min / 60 * nodes * per_node * road(site, launch.chain).jobs

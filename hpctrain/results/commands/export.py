@@ -1,22 +1,17 @@
-"""`python -m hpctrain export RUN OUT`: the weights of a run, or with --csv its metrics."""
+"""`python -m hpctrain export RUN OUT`: the weights of a run."""
 
 import argparse
-import csv
-import os
 import shutil
 import sys
 from pathlib import Path
 
-from hpctrain.base.files.disk import sync, temporary
+from hpctrain.base.files.disk import sync
 from hpctrain.config.model_sections import ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
 from hpctrain.runs.state.select import add_choice, one_run
-from hpctrain.tracking import columns
-from hpctrain.tracking.journal import journal_path
 
-_COLUMNS = ("step", "key", "value")
 _FILE_BYTES = 5 * 10**9  # of weights, as Hugging Face has it
 
 
@@ -25,12 +20,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain export",
         description="Write the weights of a run as safetensors, in the layout of Hugging Face "
-        "where the model has one. It works without a GPU, in the memory of one file. With --csv, "
-        "write its metrics instead.",
+        "where the model has one. It works without a GPU, in the memory of one file.",
     )
     add_choice(parser)
-    parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="a new folder")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write the metrics as CSV")
+    parser.add_argument("out", metavar="OUT", type=Path, help="a new folder")
     parser.add_argument(
         "--ema", action="store_true", help="take the moving average of the parameters (train.ema)"
     )
@@ -47,10 +40,6 @@ def main(argv: list[str]) -> int:
     )
     trust.add_argument(parser)
     options = parser.parse_args(argv)
-    if options.csv:
-        return _export_metrics(options)
-    if options.out is None:
-        raise ConfigError("export takes a folder for the weights, or --csv FILE")
     if options.out.exists() and (not options.out.is_dir() or any(options.out.iterdir())):
         raise ConfigError(f"{options.out} exists: give a folder that does not, or an empty one")
     run = LoadedRun(one_run(options.dir, options.run, "export"))
@@ -89,40 +78,3 @@ def main(argv: list[str]) -> int:
         f"{files}, {made.kind}"
     )
     return 0
-
-
-def _export_metrics(options: argparse.Namespace) -> int:
-    """Write the metrics of a run as a table."""
-    file = options.csv
-    if options.out is not None:
-        raise ConfigError(f"export: {options.out} is for weights, and --csv writes metrics")
-    if file.suffix.lower() != ".csv":
-        raise ConfigError(f"--csv {file}: the name of the file must end in .csv")
-    path = one_run(options.dir, options.run, "export")
-    print(f"{file}: {write_table(path, file):,} values of {path.name}")
-    return 0
-
-
-def write_table(run: Path, file: Path) -> int:
-    """Write the metrics of a run that count, without superseded ones; return the number of rows.
-
-    An existing file is replaced. The columns are step, key and value (NaN and infinities are
-    written as such). It raises a StorageError if there is no journal or it cannot be written.
-    """
-    if not journal_path(run).is_file():
-        raise StorageError(f"{run}: nothing was tracked (no {journal_path(run)})")
-    steps, keys, values = columns.read(journal_path(run))
-    unfinished = temporary(file)
-    try:
-        with unfinished.open("w", newline="", encoding="utf-8") as opened:
-            writer = csv.writer(opened, lineterminator="\n")
-            writer.writerow(_COLUMNS)
-            # `repr` gives the shortest text that reads back as the same number.
-            rows = zip(steps.tolist(), keys.tolist(), map(repr, values.tolist()), strict=True)
-            writer.writerows(rows)
-        os.replace(unfinished, file)
-    except OSError as error:
-        raise StorageError(f"{file}: cannot be written ({error.strerror or error})") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
-    return len(steps)

@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     if not options.prompt:
-        raise ConfigError('the prompt is empty: give a text to continue, such as "def "')
+        raise ConfigError('the prompt is empty: give a text to continue, such as "def"')
     if options.tokens < 1:
         raise ConfigError(f"--tokens {options.tokens}: it is 1 or more")
     if not 0 <= options.temperature < math.inf:

@@ -1,4 +1,4 @@
-"""File systems: free space, inodes, and file locks."""
+"""File systems: free space and file locks."""
 
 import os
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ from hpctrain.base.units import GIB
 from hpctrain.insight.doctor.finding import Finding, bounded, good, judged
 
 _FAIL_FREE, _WARN_FREE = 1 * GIB, 10 * GIB
-_FAIL_INODES, _WARN_INODES = 1_000, 20_000
 _PROBE_BYTES = 16 << 20
 
 
@@ -27,7 +26,6 @@ def checked(name: str, folder: Path, *, write: bool = True) -> Iterator[Finding]
     yield good(name, f"{shown}, {kind_of(there)}")
     facts = os.statvfs(there)
     yield free_space(name, facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize)
-    yield free_inodes(name, facts.f_favail, facts.f_files)
     try:
         if write:
             with TemporaryFile(dir=there) as file:
@@ -50,19 +48,6 @@ def free_space(name: str, free: int, total: int) -> Finding:
         warn_below=min(_WARN_FREE, total // 10),
         expected="10 GiB or a tenth of the disk",
         cure=f"Delete what is not needed (`python -m hpctrain gc`), or move {name} elsewhere.",
-    )
-
-
-def free_inodes(name: str, free: int, total: int) -> Finding:
-    """Judge how many files can still be made; file systems without a limit say 0 of 0."""
-    return bounded(
-        f"{name}: free inodes",
-        free if total > 0 else _WARN_INODES,
-        f"{free:,} of {total:,}",
-        fail_below=_FAIL_INODES,
-        warn_below=_WARN_INODES,
-        expected=f"at least {_WARN_INODES:,}",
-        cure=f"Delete small files, or move {name}: a run needs some hundred files.",
     )
 
 

@@ -1,9 +1,9 @@
 """The facts and the health of the job's GPUs. Nothing needs root.
 
-    uuids ── the library of their maker ─┬─ GpuFacts, which are compared over all ranks
-                                         └─ rows: check, reading, judgement ── findings
+    uuids ── NVML ─┬─ GpuFacts, which are compared over all ranks
+                   └─ rows: check, reading, judgement ── findings
 
-What a GPU does not tell is said to be unknown.
+What a GPU does not tell is said to be unknown, and so is all of AMD's GPUs.
 """
 
 import time
@@ -14,10 +14,10 @@ from typing import Any
 
 from rich.filesize import decimal
 
-from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, pcie_bandwidth, reserved
+from hpctrain.base.processes import gpu_driver
+from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, reserved
 from hpctrain.insight.doctor.finding import Finding, unknown
-from hpctrain.insight.monitor import gpus
-from hpctrain.insight.monitor.gpu_library import NOT_LOADED, Library
+from hpctrain.insight.monitor.nvidia import Nvidia
 
 
 @dataclass(frozen=True)
@@ -29,36 +29,29 @@ class GpuFacts:
     memory_bytes: int | None = None
     clock_mhz: int | None = None  # the highest of its multiprocessors
     power_w: float | None = None  # its limit
-    pcie_gb_s: float | None = None  # in one direction, with the lanes that it has now
     nvlinks: int | None = None  # that are up
 
 
 def checked(
-    uuids: Sequence[str], first: int = 0, library: Library | None = None, *, nccl: bool = False
+    uuids: Sequence[str], first: int = 0, library: Nvidia | None = None, *, nccl: bool = False
 ) -> tuple[list[GpuFacts], list[Finding]]:
     """Return the facts of those GPUs that answer, and what was found.
 
-    `uuids` are identities of GPUs that torch sees, so what their library does not tell stops no
-    job, unless it says that a GPU is lost, or `nccl` needs the library. `first` is the number of
+    `uuids` are identities of GPUs that torch sees, so what NVML does not tell stops no job, unless
+    it says that a GPU is lost, or `nccl` needs it. `first` is the number of
     the first of them in the table.
     """
     if not uuids:
         return [], []
-    maker = gpus.maker()
-    try:
-        library = library or maker()
-    except NOT_LOADED as error:
-        why = f"{maker.MODULE} cannot be imported: {error}"
-        return [], [unknown("GPUs", why, maker.INSTALL)]
+    if library is None and gpu_driver.nvidia() is None and gpu_driver.amd() is not None:
+        return [], [unknown("GPUs", "AMD's: their health is not looked at", "`amd-smi` tells it.")]
+    library = library or Nvidia()
     try:
         library.open()
     except library.errors as error:
-        cure = (
-            "Ask the administrators to reload the driver of this node "
-            f"(`{library.TOOL}` tells more)."
-        )
-        said = f"{library.NAME}: {error}"
-        if nccl and library.NCCL_NEEDS_IT:
+        cure = "Ask the administrators to reload the driver of this node (`nvidia-smi` tells more)."
+        said = f"NVML: {error}"
+        if nccl:
             return [], [Finding("GPUs", "fail", f"{said}; NCCL needs it", "an answer", cure)]
         return [], [unknown("GPUs", said, cure)]
     facts, findings = list[GpuFacts](), list[Finding]()
@@ -67,7 +60,7 @@ def checked(
             gpu = library.find(uuid)
             facts.append(_facts(library, gpu))
         except library.errors as error:
-            found = unknown(f"GPU {number}", f"{uuid}: {library.NAME} does not know it ({error})")
+            found = unknown(f"GPU {number}", f"{uuid}: NVML does not know it ({error})")
             if library.is_lost(error):
                 cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
                 found = Finding(f"GPU {number}", "fail", f"{uuid}: {error}", "an answer", cure)
@@ -78,17 +71,15 @@ def checked(
 
 
 def wait_until_free(
-    uuids: Sequence[str], wait_s: float = 60.0, library: Library | None = None
+    uuids: Sequence[str], wait_s: float = 60.0, library: Nvidia | None = None
 ) -> list[str]:
     """Wait until nobody uses the memory of GPUs that this process has not used yet.
 
-    Return what is in use after so many seconds, in words. What no library tells is not waited for.
+    Return what is in use after so many seconds, in words. Nothing is waited for that NVML does not
+    tell.
     """
     end = time.monotonic() + wait_s
-    try:
-        library = library or gpus.maker()()
-    except NOT_LOADED:
-        return []
+    library = library or Nvidia()
     with suppress(*library.errors):
         library.open()
         while taken := [*_taken(library, uuids)]:
@@ -98,7 +89,7 @@ def wait_until_free(
     return []
 
 
-def _taken(library: Library, uuids: Sequence[str]) -> Iterator[str]:
+def _taken(library: Nvidia, uuids: Sequence[str]) -> Iterator[str]:
     for uuid in uuids:
         gpu = library.find(uuid)
         part = library.is_part(gpu)
@@ -107,33 +98,29 @@ def _taken(library: Library, uuids: Sequence[str]) -> Iterator[str]:
             yield f"{decimal(used)} of {decimal(size)} of GPU {uuid} are in use"
 
 
-def _facts(library: Library, gpu: Any) -> GpuFacts:
+def _facts(library: Nvidia, gpu: Any) -> GpuFacts:
     def told(reading: str) -> Any:
         try:
-            return library.readings[reading](gpu) if reading in library.readings else None
+            return library.readings[reading](gpu)
         except library.errors:
             return None
 
-    link = told("pcie")
     return GpuFacts(
         library.readings["model"](gpu),  # an error if the GPU is lost
         told("driver"),
         told("size"),
         told("top_clock"),
         told("limit"),
-        None if link is None else pcie_bandwidth(link[1][0], link[0][1]),
         told("nvlinks"),
     )
 
 
-def _findings(library: Library, gpu: Any, label: str) -> Iterator[Finding]:
+def _findings(library: Nvidia, gpu: Any, label: str) -> Iterator[Finding]:
     if library.is_part(gpu):
         yield unknown(label, "a MIG instance: its health is that of the whole GPU, not shown")
         return
     for name, check in CHECKS.items():
-        if check.reading not in library.readings:
-            continue
         try:
             yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
         except library.errors as error:
-            yield unknown(f"{label}: {name}", f"{library.NAME} does not tell it ({error})")
+            yield unknown(f"{label}: {name}", f"NVML does not tell it ({error})")

@@ -19,9 +19,6 @@ _DEVICES = Path("/sys/bus/pci/devices")
 _MANY_CORRECTED = 10_000
 # What the driver itself takes.
 _RESERVED, _PART_RESERVED = 2**30, 0.02
-# GB/s of one lane in one direction, by generation, with the loss of the encoding.
-_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
-_FEWEST_LANES = 0.45  # boards for several GPUs give each 8 of 16 lanes by design
 
 _Judged = tuple[Result, str]  # what was found
 
@@ -58,23 +55,6 @@ def _ecc(corrected: int | None, uncorrected: int | None, usual: bool = True) -> 
 def _retired(found: str, waits: bool, failed: bool) -> _Judged:
     more = "; no more can be" if failed else "; one waits for a reset" * waits
     return _result(failed, waits), found + more
-
-
-def pcie_bandwidth(generation: int, width: int) -> float:
-    """Return GB/s in one direction: Gen4 x8 has as much as Gen3 x16."""
-    return _LANE.get(generation, _LANE[max(_LANE)]) * width
-
-
-def _pcie(now: tuple[int, int], best: tuple[int, int]) -> _Judged:
-    """Judge a PCIe link by generation and width, as it is now and as GPU and slot can have it.
-
-    A GPU at rest lowers its generation to save power, and raises it under load. So the generation
-    counts that the GPU and its slot can have, and the width that the link has now. Half of the
-    lanes show against the other GPUs of the job (`hpctrain.insight.doctor.comparison`).
-    """
-    has, could = pcie_bandwidth(best[0], now[1]), pcie_bandwidth(*best)
-    found = f"Gen{now[0]} x{now[1]}, up to Gen{best[0]} x{now[1]} = {has:.0f} of {could:.0f} GB/s"
-    return _result(False, has < _FEWEST_LANES * could), found
 
 
 def _numa(bus_id: str) -> _Judged:
@@ -162,11 +142,6 @@ CHECKS = {
         f"{_ASK} end what runs there: your job should have this GPU alone. What an earlier job of "
         "yours has left, end yourself (`nvidia-smi`, `kill`); a server of MPS keeps it until it is "
         "told to quit (`nvidia-cuda-mps-control`).",
-    ),
-    "PCIe": Check(
-        "pcie",
-        _pcie,
-        f"{_ASK} reseat the GPU or its riser: the link has lost lanes.",
     ),
     "NUMA": Check(
         "bus",

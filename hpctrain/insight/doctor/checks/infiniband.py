@@ -7,15 +7,14 @@
 import ctypes
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from hpctrain.base.files.disk import text_of
-from hpctrain.insight.doctor.finding import Finding, judged, unknown
+from hpctrain.insight.doctor.finding import Finding, judged
 
 _FOLDER = Path("/sys/class/infiniband")
 _LIBRARY = "libibverbs.so.1"
-_CURE = "Ask the administrators to look at cable and port (`ibstat`, `perfquery -x`)."
 
 
 def _ports(folder: Path) -> list[Path]:
@@ -57,18 +56,3 @@ def library() -> Finding:
         "Install libibverbs1, ibverbs-providers and librdmacm1 (RHEL: rdma-core) on the node or in "
         "the container image, and let the container have /dev/infiniband.",
     )
-
-
-def checked(folder: Path = _FOLDER) -> Iterator[Finding]:
-    """Check the state of each port; what the kernel does not show is said."""
-    ports = _ports(folder)
-    if not ports:
-        yield unknown(
-            "InfiniBand", f"no adapter in {folder}: there is none, or the container hides it"
-        )
-        return
-    states = {f"{each.parents[1].name}/{each.name}": text_of(each / "state") for each in ports}
-    down = [f"{n} ({s.strip() or 'unknown'})" for n, s in states.items() if "ACTIVE" not in s]
-    found = f"{len(ports) - len(down)} of {len(ports)} ports are active; not {', '.join(down)}"
-    found = found if down else f"active: {rates(folder)}"
-    yield judged("InfiniBand", not down, found, "active ports, if they have cables", _CURE)

@@ -37,11 +37,10 @@ def checked(
 
 def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
     """Check what the partition allows a job: its time, and to come back."""
-    if isinstance(launch.time_min, int):  # else it is auto, which only a training can have
-        beyond = beyond_partition(launch, site.partition)
-        cure = "Set launch.time_min to what is allowed, or choose another partition."
-        shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
-        yield judged("time limit", not beyond, shown, "what the partition allows", cure, "fail")
+    beyond = beyond_partition(launch, site.partition)
+    cure = "Set launch.time_min to what is allowed, or choose another partition."
+    shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
+    yield judged("time limit", not beyond, shown, "what the partition allows", cure, "fail")
     check, found = "after a preemption", road(site, launch.chain)
     if not found.name:
         yield unknown(check, "scontrol does not answer")

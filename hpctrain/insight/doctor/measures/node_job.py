@@ -4,7 +4,6 @@
 """
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -100,15 +99,7 @@ def measured(ranks: RankInfo, device: Any, seen: Probe) -> Probe:
     if ranks.num_nodes > 1:
         found = speeds.of_pairs(device, ranks)
         figures |= {f"pair_{node}_mb_s": value for node, value in found.items()}
-    return meet(seen)
-
-
-def meet(seen: Probe) -> Probe:
-    """Return the look with the time at which all ranks have met."""
-    import torch.distributed as dist
-
-    dist.barrier()
-    return replace(seen, time=time.time())
+    return seen
 
 
 def _in_turn(ranks: RankInfo, work: Callable[[], dict[str, float]]) -> dict[str, float]:

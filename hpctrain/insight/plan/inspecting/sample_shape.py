@@ -18,62 +18,45 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.engine.tasks.task import name_of
 from hpctrain.errors import ConfigError
-from hpctrain.tasks.labels import LabelTask
 
-_EXAMPLES = "8193 (tokens of a window), 3x224x224 or image=3x256x256,label=256x256"
-_Shapes = dict[str, tuple[int, ...]]  # by the name of the field; "" is the model's input
+_EXAMPLES = "8193 (tokens of a window) or 3x224x224"
 
 
-def parse_shape(text: str) -> _Shapes:
-    """Return the shapes of `--sample-shape`."""
-    found, asked = _Shapes(), f"--sample-shape={text}"
-    for part in text.split(","):
-        name, _, shape = part.rpartition("=")
-        one = name and not shape  # a field of one number
-        if not one and not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape):
-            raise ConfigError(f"{asked}: it must be numbers with x between: {_EXAMPLES}")
-        found[name] = () if one else tuple(map(int, shape.split("x")))
-    if len(found) != text.count(",") + 1 or ("" in found and len(found) > 1):
-        raise ConfigError(f"{asked}: several shapes have names of fields: {_EXAMPLES}")
-    return found
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the shape of `--sample-shape`."""
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise ConfigError(
+            f"--sample-shape={text}: it must be numbers with x between: {_EXAMPLES}; other samples "
+            "need a data set (data.path)"
+        )
+    return tuple(map(int, text.split("x")))
 
 
-def of_shape(task: Any, shapes: _Shapes) -> Batch:
-    """Return a sample of these shapes, in the fields that the task names.
-
-    One dimension without a name stands for tokens, several for an input of floats, whose target is
-    one integer. Fields with names are floats, but tokens and the labels of a `LabelTask` integers.
-    """
+def of_shape(task: Any, shape: tuple[int, ...]) -> Batch:
+    """Return a sample: tokens, or an input of floats of this shape, whose target is one integer."""
     tokens = getattr(task, "tokens", None)
-    whole = {tokens, f"{tokens}_document", task.target if isinstance(task, LabelTask) else None}
     if tokens is not None:
-        shape = shapes.get(tokens, shapes.get("", ()))
         if len(shape) != 1 or shape[0] < 2:
             raise ConfigError(
                 f"--sample-shape={'x'.join(map(str, shape))}: the task predicts tokens, so it is "
                 "the number of tokens of a window, at least 2, such as 8193"
             )
-        shapes = {**shapes, tokens: shape, f"{tokens}_document": shape}
-        shapes.pop("", None)
-    elif "" in shapes:
-        if not hasattr(task, "input"):
-            raise ConfigError(
-                f"--sample-shape: task._target_={name_of(task)} does "
-                "not say which field is the model's input (attribute `input` or `tokens`); name "
-                f"the fields, as {_EXAMPLES.rpartition(' ')[2]}, or give data.path instead"
-            )
-        targets = _names(getattr(task, "target", None))
-        whole.update(targets)
-        shapes = dict.fromkeys(_names(task.input), shapes[""]) | dict.fromkeys(targets, ())
-    dtypes = {name: torch.int64 if name in whole else torch.float32 for name in shapes}
-    return _sample({name: (shape, dtypes[name]) for name, shape in shapes.items()})
+        return sample_of(dict.fromkeys((tokens, f"{tokens}_document"), (shape, torch.int64)))
+    if not hasattr(task, "input"):
+        raise ConfigError(
+            f"--sample-shape: task._target_={name_of(task)} does not say which field is the "
+            "model's input (attribute `input` or `tokens`); give data.path instead"
+        )
+    targets = _names(getattr(task, "target", None))
+    inputs = dict.fromkeys(_names(task.input), (shape, torch.float32))
+    return sample_of(inputs | dict.fromkeys(targets, ((), torch.int64)))
 
 
 def _names(field: Any) -> list[str]:
     return [] if not field else [field] if isinstance(field, str) else list(field)
 
 
-def _sample(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
+def sample_of(fields: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Batch:
     """Return a batch of one sample without memory."""
     made = {n: torch.empty((1, *s), dtype=dtype, device="meta") for n, (s, dtype) in fields.items()}
     return {"mask": torch.empty(1, dtype=torch.bool, device="meta"), **made}
@@ -100,7 +83,7 @@ def of_data(data: DataConfig) -> Batch:
                 f"length to plan for: {_EXAMPLES}"
             )
         fields[name] = shape, dtype
-    return _sample(fields)
+    return sample_of(fields)
 
 
 def samples_of_epoch(data: DataConfig) -> int:
@@ -113,14 +96,6 @@ def samples_of_epoch(data: DataConfig) -> int:
         else:
             total += sum(shard.count for shard in shards)
     return total * data.repeat
-
-
-def sample_bytes(data: DataConfig) -> float:
-    """Return the bytes of the files of an epoch for each of its samples; overlaps count again."""
-    total = float(sum(shard.bytes for _, _, shards in _parts_of(data) for shard in shards))
-    if (windows := data.windows).field is not None and windows.length and windows.stride:
-        total *= max(1.0, windows.length / windows.stride)
-    return total / max(1, samples_of_epoch(data) // max(1, data.repeat))
 
 
 def _parts_of(data: DataConfig) -> Iterator[tuple[str, str, list[Shard]]]:

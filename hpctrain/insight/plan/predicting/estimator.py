@@ -91,11 +91,9 @@ class Estimate:
     @property
     def kwh(self) -> float | None:
         """The energy of the budget."""
-        gpu, node = self.hardware.power_w, self.hardware.node_power_w
-        if self.hours is None or gpu is node is None:
+        if self.hours is None or self.hardware.power_w is None:
             return None
-        watts = self.layout.ranks * (gpu or 0.0) + self.layout.nodes * (node or 0.0)
-        return self.hours * watts / 1000
+        return self.hours * self.layout.ranks * self.hardware.power_w / 1000
 
     def cost(self, price: Price | None) -> float | None:
         """Return what the budget costs at a price."""

@@ -55,11 +55,6 @@ class _Seen:
                 f"{'; '.join(slow)}: look at what it does there, or leave its node out "
                 "(`+site.sbatch.exclude=NODE`)"
             )
-        elif share["communication"] > 0.2 and not share["slow_rank"]:
-            yield (
-                f"{self.percent('communication')} rank 0 waited for other ranks: "
-                f"{self.cures('communication') or 'fewer ranks wait less'}"
-            )
         if 0.05 < share["checkpoint"] >= share["lost"]:
             rarer = math.ceil(share["checkpoint"] / 0.02)
             yield f"{self.percent('checkpoint')} went into checkpoints: {self.saves(rarer)}"

@@ -154,16 +154,6 @@ class RunAccount:
         return {"metric": metric, "value": found[0], "step": found[1]} if found else None
 
     @property
-    def kwh(self) -> float | None:
-        """What the GPUs have counted, and hardware.node_power_w of the nodes; None if unknown."""
-        counted = self.usage.kwh() if self.usage.gpus else None
-        watts = self.hardware.node_power_w if self.hardware else None
-        if watts is None or (counted is None and self.usage.gpus):
-            return counted
-        node_s = sum(span.facts.nodes * span.seconds for span in self.spans)
-        return (counted or 0.0) + watts * node_s / 3.6e6
-
-    @property
     def gpu_memory_gib(self) -> float | None:
         """The most memory of a GPU that tensors have needed, in GiB; None if it is not known."""
         most = max(self.history.series("perf/memory_peak_gib").finite(), default=0.0)

@@ -7,7 +7,6 @@ Nothing but files of the run directory is read; no node and no scheduler is aske
 """
 
 import functools
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -22,9 +21,6 @@ from hpctrain.tracking import samples
 
 _TAIL = 256 * 1024  # bytes of a file of samples that are read
 _SILENT = 3.0  # intervals without a sample
-_SLOW_CLOCK = 0.9  # of the median of the GPUs that are busy: of one without work it says nothing
-_BUSY_PERCENT = 50.0
-_USE, _CLOCK = "utilization_percentage", "clock_megahertz"
 
 
 @dataclass
@@ -77,7 +73,7 @@ def snapshot(path: Path, now: float | None = None) -> LiveSnapshot:
     read = [_node(path, name, now) for name, path in samples.files(path).items()]
     # A node of an attempt before is not a part of the run any more.
     nodes = [node for node in read if node is not None and now - node.age_s >= begun]
-    _compare(nodes)
+    _look_at_gpus(nodes)
     if state.name == "running":
         every_s = _config(path / "config.yaml").monitor.every_s
         for node in nodes:
@@ -102,15 +98,10 @@ def _node(path: Path, name: str, now: float) -> Node | None:
     return Node(name, max(0.0, now - found[-1].time), dict(found[-1].metrics)) if found else None
 
 
-def _compare(nodes: Sequence[Node]) -> None:
-    """Note what makes a node slower than the others."""
-    every = [(node, name, gpu) for node in nodes for name, gpu in node.gpus.items()]
-    busy = [gpu for *_, gpu in every if gpu.get(_USE, 0.0) >= _BUSY_PERCENT and _CLOCK in gpu]
-    usual = statistics.median(gpu[_CLOCK] for gpu in busy) if busy else 0.0
-    for node, name, gpu in every:
+def _look_at_gpus(nodes: Sequence[Node]) -> None:
+    """Note what is wrong with the GPUs of a node."""
+    for node, name, gpu in ((one, *each) for one in nodes for each in one.gpus.items()):
         if gpu.get("throttled_by_heat"):
             node.notes.append(f"slow: {name} is too hot, its clock is lowered")
-        elif gpu in busy and (clock := gpu[_CLOCK]) < _SLOW_CLOCK * usual:
-            node.notes.append(f"slow: {name} has {clock:.0f} MHz, the median is {usual:.0f} MHz")
         if gpu.get("ecc_uncorrected_errors"):
             node.notes.append(f"{name} has memory errors that could not be corrected")

@@ -1,1 +1,0 @@
-"""Translate the configs of other programs into a config of ours."""

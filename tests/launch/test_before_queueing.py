@@ -1,0 +1,53 @@
+"""What is said before the runs of a sweep are queued."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from hpctrain.cluster.slurm import partition_limit
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.schema import Config
+from hpctrain.launch.entry import Entry
+from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.runs.run_dir import RunDir
+
+DIGITS = ["experiment=digits", "data.path=data"]
+IDLE = {
+    "train.local_sgd.outer_lr=0.7": "outer_lr=0.7 needs train.local_sgd.every: wit",
+    "train.compression.rank=8": "compression.rank=8 needs train.compression.kind",
+    "data.windows.length=129": "data.windows.length=129 needs data.windows.field",
+}
+
+
+def test_a_key_that_does_nothing_is_said_once_for_a_sweep(
+    composer: Composer, tmp_path: Path
+) -> None:
+    usual = composer.typed(DIGITS)
+    configs = [Config(**vars(usual) | {"seed": seed}) for seed in range(1000)]
+    configs += [composer.typed([*DIGITS, word]) for word in IDLE]
+    entries = [Entry([], config, RunDir(tmp_path)) for config in configs]
+    began = time.process_time()
+    found = [*notes(entries, cluster=False)]
+    assert time.process_time() - began < 5  # one look at each kind of config, not at each config
+    assert len(found) == len(IDLE)
+    assert all(text in said for text, said in zip(IDLE.values(), found, strict=True))
+
+
+def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = (
+        "PartitionName=batch Default=YES MaxTime=02:00:00\n"
+        "PartitionName=long Default=NO MaxTime=UNLIMITED\n"
+        "PartitionName=day Default=NO MaxTime=1-00:00:00\n"
+        "PartitionName=short Default=NO MaxTime=30:00\n"
+    )
+    monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
+    partition_limit._partitions.cache_clear()
+    launch = composer.typed(["experiment=digits", "data.path=data", "launch.time_min=121"]).launch
+    found = partition_limit.beyond_partition(launch, None)
+    assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
+    assert "allows 30 minutes" in partition_limit.beyond_partition(launch, "short")
+    assert partition_limit.beyond_partition(launch, "day") == ""
+    assert partition_limit.beyond_partition(launch, "long") == ""
+    assert partition_limit.beyond_partition(launch, "no") == ""
+    partition_limit._partitions.cache_clear()

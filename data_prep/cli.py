@@ -26,7 +26,6 @@ COMMANDS = {
     "arrays": ("sources.arrays", "npy, npz, HDF5, NetCDF4"),
     "table": ("sources.table", "CSV, Parquet: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
-    "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),

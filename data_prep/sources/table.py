@@ -78,38 +78,28 @@ class TableSource(InputSource):
 
     def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        return self.rows(what, reading)
-
-    def rows(
-        self, parts: Sequence[FileRange], reading: BadRecords, split: str = ""
-    ) -> Iterator[SampleBlock]:
-        """Yield the rows of some parts; `split` is the value of the split column, if it has one."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
-        if self.column and not split and self.column not in names:
+        if self.column and self.column not in names:
             names.append(self.column)
         arrow = pyarrow()
-        for part in parts:
+        for part in what:
             try:
-                for rows in self._rows_of(part, names):
-                    yield from self._blocks(rows, columns, part.path, reading, split)
+                for rows in tables.rows_of(part, names, self.csv):
+                    yield from self._blocks(rows, columns, part.path, reading)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
-    def _rows_of(self, part: FileRange, names: Sequence[str]) -> Iterator[RowBatch]:
-        return tables.rows_of(part, names, self.csv)
-
     def _blocks(
-        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords, split: str
+        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords
     ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
-        by_value = self.column and not split
         taken: dict[str, Taken] = {}
         for column in columns if batch.num_rows else ():
             found, taken[column.name] = column.taken(batch.column(column.name))
             bad = found | bad
-        if by_value and batch.num_rows:
+        if self.column and batch.num_rows:
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
@@ -123,8 +113,8 @@ class TableSource(InputSource):
             arrays: list[Any] = [taken[column.name](kept if bad else None) for column in group]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
-        texts = [split] * len(kept) if self.column else None
-        if by_value:
+        texts = None
+        if self.column:
             texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
         yield SampleBlock(
             values,

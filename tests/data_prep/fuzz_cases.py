@@ -139,20 +139,6 @@ def read_parquet() -> dict[str, Samples]:
     return of_table(parquet.read_table("x.parquet", page_checksum_verification=True))
 
 
-def make_saved() -> None:
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_dict({"i": list(range(40)), "s": TEXTS}).save_to_disk("saved")
-
-
-def read_saved() -> dict[str, Samples]:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream("saved/data-00000-of-00001.arrow") as file:
-        return of_table(file.read_all())
-
-
 def of_table(found: Any) -> dict[str, Samples]:
     def plain(value: Any) -> Any:  # a flipped bit can make text into bytes
         value = value.encode() if isinstance(value, str) else value
@@ -273,12 +259,6 @@ CASES = {
     "netcdf4": Case(make_netcdf, "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
-    "huggingface": Case(
-        make_saved, "saved/data-00000-of-00001.arrow", ("huggingface", "saved"), read_saved
-    ),
-    "huggingface info": Case(
-        make_saved, "saved/dataset_info.json", ("huggingface", "saved"), read_saved
-    ),
     "webdataset": Case(make_tar, "x.tar", ("webdataset", "x.tar"), read_tar),
     "png": Case(image("png"), "in/a/1.png", ("images", "in")),
     "jpeg": Case(image("jpg"), "in/a/1.jpg", ("images", "in"), read_images("jpg")),

@@ -165,7 +165,6 @@ DIGESTS = {
     "npz deflate": "fe60e4f0d7ee2b1de40cb7afb8c35b87",
     "csv": "4e70bb9e0f721a26a03b937a034d540d",
     "parquet": "15386423d76a733b05ea88febd03209b",
-    "huggingface": "d40c218f6674a9ac6c774472853ea07e",
     "webdataset": "6d14a21646b225ca1264e2914185bfe7",
     "png": "a39b54b577f460bfb1434e12971cdbba",
     "txt gz": "77db087a2f5586107607f4be7d5981db",

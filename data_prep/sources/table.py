@@ -57,6 +57,8 @@ sources=SRC+ : path
     the dtype to store, such as x=float32; for CSV also x=text
 --null NAME=VALUE ...
     the value that replaces nulls
+--rename NAME=FIELD ...
+    another name for the field of a column
 --stack FIELD=NAME,… ...
     store several columns (or patterns) as one field (n, k)
 --delimiter DELIMITER =
@@ -134,6 +136,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
         null=pairs("--null", args.null, empty=True),
+        rename=pairs("--rename", args.rename, "NAME=FIELD"),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     csv = Csv(delimiter=args.delimiter, names=tuple(listed([args.header or ""])))
@@ -166,7 +169,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
             name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
         }
         for name in fields:
-            if set(name) & set(";|\t") and name not in options.rename:
+            if set(name) & set(";|\t"):
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
     parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
     return TableSource(

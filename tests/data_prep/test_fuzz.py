@@ -88,7 +88,7 @@ def check(name, damaged):
         assert err.startswith("data_prep: ")
         assert err.count("\n") == 1, err
         # The file or its folder is named, or the column whose name is none, with the option.
-        named = case.target.split("/")[0] in err or (code == 2 and "--rename" in err)
+        named = case.target.split("/")[0] in err or "--rename" in err
         assert code == 6 or named, err
         assert set(Path().rglob("*")) == before
         return

@@ -74,7 +74,7 @@ def npz(method: int) -> Callable[[], None]:
     return make
 
 
-# HDF5, NetCDF
+# HDF5
 
 
 def hdf5(**options: Any) -> Callable[[], None]:
@@ -88,23 +88,6 @@ def hdf5(**options: Any) -> Callable[[], None]:
 def read_hdf5() -> dict[str, Samples]:
     with h5py.File("x.h5") as file:
         return {"x": file["x"][:]}
-
-
-def make_netcdf() -> None:
-    import netCDF4
-
-    with netCDF4.Dataset("x.nc", "w") as file:
-        file.createDimension("t", None)
-        file.createDimension("k", 4)
-        file.createVariable("x", "i4", ("t", "k"))[:] = X
-
-
-def read_netcdf() -> dict[str, Samples]:
-    import netCDF4
-
-    with netCDF4.Dataset("x.nc") as file:
-        file.set_auto_maskandscale(False)
-        return {"x": np.asarray(file["x"][:])}
 
 
 # Tables
@@ -256,7 +239,6 @@ CASES = {
         ("index", "x.h5", "--field", "x=x"),
         read_hdf5,
     ),
-    "netcdf4": Case(make_netcdf, "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
     "webdataset": Case(make_tar, "x.tar", ("webdataset", "x.tar"), read_tar),

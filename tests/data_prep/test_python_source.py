@@ -310,18 +310,11 @@ def test_samples_of_other_shapes_are_refused(data_prep, shape):
         assert data_prep("python", "mine.py:f", "OUT", "--variable", "x")[0] == 0
 
 
-def function_of_the_page(name):
-    """Write a file that docs/data.md shows."""
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
-    (_, text) = page.split(f'```python title="{name}"\n')
-    Path(name).write_text(text.split("```")[0])
-
-
 def test_a_folder_of_hugging_face(data_prep):
     """The function of docs/data.md."""
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
     datasets.disable_progress_bars()
-    function_of_the_page("hf.py")
+    read_back.function_of_the_page("hf.py")
     pixels = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), np.uint8)
     features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
     saved = datasets.Dataset.from_dict(
@@ -337,7 +330,7 @@ def test_a_folder_of_hugging_face(data_prep):
 def test_a_folder_of_mosaicml_streaming(data_prep):
     """The function of docs/data.md, if the library is installed."""
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
-    function_of_the_page("mds.py")
+    read_back.function_of_the_page("mds.py")
     with streaming.MDSWriter(out="mds", columns={"label": "int", "image": "ndarray"}) as out:
         for i in range(20):
             out.write({"label": i, "image": np.full((2, 3), i, np.float32)})

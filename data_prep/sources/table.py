@@ -71,7 +71,7 @@ sources=SRC+ : path
 
 
 @dataclass(frozen=True)
-class TableSource(InputSource):
+class _TableSource(InputSource):
     """See the module."""
 
     fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
@@ -172,7 +172,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
             if set(name) & set(";|\t"):
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
     parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
-    return TableSource(
+    return _TableSource(
         name="table",
         fields=fields,
         pieces=files.pieces(parts, options.shard_bytes),

@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from hpctrain.base.processes import gpu_driver
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.sources.reader import Reader
-from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError, StorageError
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.results.text_generation import Generator
+from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, run_module
 

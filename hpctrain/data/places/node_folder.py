@@ -29,7 +29,7 @@ from hpctrain.data.places.origin import digest_of
 from hpctrain.data.shards.index import Shard
 from hpctrain.errors import StorageError
 
-PART = ".part"
+_PART = ".part"
 _LOCK, _ROOM = "lock", "room"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,7 +81,7 @@ class NodeFolder:
 
         It waits for another thread or process that is copying the shard.
         """
-        part = self.folder / f"{digest_of(shard)}{PART}"
+        part = self.folder / f"{digest_of(shard)}{_PART}"
         while not self.is_there(shard):
             with self._locked_file(part) as descriptor:
                 if not _is_at(descriptor, part):

@@ -37,7 +37,7 @@ from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
 
-THREADS = 4  # shards that a process copies at once; one stream does not fill a network
+_THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 
 
 class Stage(PerProcess):
@@ -105,7 +105,7 @@ class Stage(PerProcess):
             known = {*self._staged, *self._copying}
             self._planned = deque(s for s in shards if digest_of(s) not in known)
             self._progress = ProgressLog("staging", sum(shard.bytes for shard in self._planned))
-            while self._planned and len(self._threads) < THREADS:
+            while self._planned and len(self._threads) < _THREADS:
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
                 self._threads[-1].start()

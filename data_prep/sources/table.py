@@ -36,7 +36,7 @@ from data_prep.formats.files import FileRange
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
-from data_prep.formats.tables.columns import Column, Taken, plain
+from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
@@ -97,10 +97,8 @@ class _TableSource(InputSource):
     ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
-        taken: dict[str, Taken] = {}
         for column in columns if batch.num_rows else ():
-            found, taken[column.name] = column.taken(batch.column(column.name))
-            bad = found | bad
+            bad = column.problems(batch.column(column.name)) | bad
         if self.column and batch.num_rows:
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
@@ -110,9 +108,9 @@ class _TableSource(InputSource):
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
-        values: dict[str, Any] = {}
+        good, values = batch.take(kept) if bad else batch, dict[str, Any]()
         for name, group in self.fields_of.items():
-            arrays: list[Any] = [taken[column.name](kept if bad else None) for column in group]
+            arrays: list[Any] = [column.values(good.column(column.name)) for column in group]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = None

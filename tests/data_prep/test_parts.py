@@ -211,9 +211,10 @@ def test_a_damaged_plan_or_result_is_refused(tmp_path, data_prep):
         path.write_bytes(before.replace(b'"train-00000.h5"', b'"../train.h5"')[:-9])
         for again in ((*words, "--part", "2/2"), ("finalize", out), words):
             code, _, err = data_prep(*again)
-            assert (code, err.count("\n")) == (3, 1), err
-            assert err.startswith(f"data_prep: {start or path}")
-            assert err.endswith(f"{end}\n")
+            said = err.splitlines()[-1]
+            assert code == 3
+            assert said.startswith(f"data_prep: {start or path}")
+            assert said.endswith(end)
         if start:
             path.write_bytes(before)
     assert data_prep(*words, "--overwrite")[0] == 0

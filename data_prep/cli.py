@@ -23,19 +23,15 @@ from hpctrain.errors import DataError, HpctrainError
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
-    "arrays": ("sources.arrays", "npy, npz, HDF5, NetCDF4"),
+    "arrays": ("sources.arrays", "npy, npz, HDF5"),
     "table": ("sources.table", "CSV, Parquet: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
-    "huggingface": ("sources.huggingface", "a folder of Hugging Face datasets"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
     "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),
     "finalize": ("tools.finalize", "put the parts of a job array together (see --part)"),
-    "inspect": (
-        "tools.inspect",
-        "show a data set, its first samples (--head), or verify it (--verify)",
-    ),
+    "inspect": ("tools.inspect", "show a data set, or verify it (--verify)"),
 }
 
 

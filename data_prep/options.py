@@ -10,7 +10,7 @@ holds in memory and repeats after a crash, and the unit of staging and verificat
 import argparse
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -68,8 +68,6 @@ out=OUT : path
 --part I/N
     write the I-th of N parts, from 1, as one task of a job array; the part that ends last puts all
     parts together, and so does python -m data_prep finalize OUT
---rename OLD=NEW ...
-    another name for a field
 --overwrite
     replace what OUT holds
 --quiet
@@ -93,7 +91,6 @@ class Options:
     part: tuple[int, int] | None = None
     overwrite: bool = False
     quiet: bool = False
-    rename: Mapping[str, str] = field(default_factory=dict)  # new names of fields, by the old ones
     command: str = ""  # the command line, for the provenance
     by_own: bool = False  # whether `Source.own` decides the splits, because --split is not given
 
@@ -115,7 +112,6 @@ class Options:
             group=args.group or "",
             workers=args.workers or len(os.sched_getaffinity(0)),
             part=_part(args.part),
-            rename=pairs("--rename", args.rename, "OLD=NEW"),
             command=args.command_line,
             **{name: vars(args)[name] for name in names},
         )

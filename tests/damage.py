@@ -233,7 +233,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     part, *rest = damaged_file.relative_to(house).parts
     runs, data = str(house / "runs"), str(house / "digits")
     if part == "digits":
-        tools = [["data_prep", "inspect", data, *tool] for tool in (["--verify"], ["--head", "5"])]
+        tools = [["data_prep", "inspect", data, "--verify"]]
         where = [f"data.path={data}", f"output_dir={runs}"]
         few = [*where, "parallel.device=cpu", "train.max_steps=2", "tracking.enabled=false"]
         predict = ["predict", str(house / "runs" / "other"), data, str(house / "new")]

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES
-from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.index import Index, Shard, Split
+from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.errors import DataError
 
 
 class DataSet:
@@ -29,24 +28,6 @@ class DataSet:
         self.index = Index.load(self.folder)
         if problem := _damage(self.index):
             raise DataError(f"{self.folder}/{index_file.FILE} is damaged: {problem}")
-
-    def splits(self, name: str | None = None) -> list[Split]:
-        """Return a list with the named split, or with all splits."""
-        if name is not None and name not in self.index.splits:
-            raise ConfigError(f"--split {name!r}: there are {few(self.index.splits, 30)}")
-        names = self.index.splits if name is None else (name,)
-        return [self.index.split(name) for name in names]
-
-    def fields(self, names: Sequence[str] = ()) -> dict[str, Field]:
-        """Return the named fields, or all fields."""
-        for name in names:
-            if name not in self.index.fields:
-                raise ConfigError(f"--field {name!r}: there are {few(self.index.fields, 30)}")
-        return {name: self.index.fields[name] for name in names or self.index.fields}
-
-    def categories(self, field: str) -> Sequence[str]:
-        """Return the names of a field's values 0, 1, …; empty if they have no names."""
-        return self.index.categories.get(field, ())
 
 
 def reader_of(folder: Path | str, fields: Mapping[str, Field], shards: Sequence[Shard]) -> Reader:

@@ -1,6 +1,6 @@
 """Files of others: how each format is found, cut and read.
 
-arrays/   NumPy, HDF5, NetCDF                         images/     image files, lists of them
+arrays/   NumPy, HDF5                                 images/     image files, lists of them
 hdf5/     what HDF5 files of other programs hold      text/       documents and tokens
 tables/   CSV, Parquet                                user_code   whatever Python code gives
 

@@ -1,23 +1,23 @@
-"""Arrays as fields: NumPy, HDF5 and NetCDF files. The first axis counts the samples.
+"""Arrays as fields: NumPy and HDF5 files. The first axis counts the samples.
 
     arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
-               --field t=FILE.nc:temperature     in NetCDF
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
-               --field u='run*.nc:u'             joined in natural order: run2 before run10
+               --field u='run*.h5:u'             joined in natural order: run2 before run10
     arrays OUT --field u=FILE.npy --axis u=2 --cast u=float32
     arrays OUT --field eeg='FILE.h5:/rec_*/eeg'         a group per sample: each match is a sample,
                --field label='FILE.h5:/rec_*@label'     in natural order; PATH@NAME is an attribute
     arrays OUT --field u='run*.npy' --axis u=none       each whole array is a sample
 
-A FILE.h5 or .nc without a path must hold one array; otherwise the error lists its arrays.
+A FILE.h5 without a path must hold one array; otherwise the error lists its arrays.
 --split file:… uses the files of the first field. --split column:NAME takes the names of the splits
 from a field of text or whole numbers.
 
 Patterns of several fields must match the same groups. If whole arrays differ in the size of one
 axis, the field has a variable length, and this axis becomes the first one. --axis joins the matches
-of a pattern along an axis instead. Arrays of MATLAB and sparse
-matrices are refused.
+of a pattern along an axis instead. Arrays of MATLAB, sparse
+matrices, and numbers that are packed or may mean that a value is missing (the attributes of NetCDF,
+such as scale_factor and _FillValue) are refused: their libraries read them.
 
 Values do not change, with these exceptions:
 
@@ -25,13 +25,9 @@ Values do not change, with these exceptions:
   other byte orders as little-endian.
 - --cast converts the dtype. A sample with a value that does not fit, or with a fraction that would
   be cut off, cannot be used.
-- Packed numbers (attributes scale_factor and add_offset: the NetCDF conventions, also in
-  HDF5) are unpacked. Missing values (_FillValue, missing_value, and those outside of valid_range,
-  valid_min and valid_max) become NaN; in an integer field, a sample with a missing value cannot be
-  used.
 
 Values that were never written are refused: chunks that a file does not have. --unwritten
-NAME takes the fill value for them (a missing value in NetCDF), if there is one. So is content that
+NAME takes the fill value for them, if there is one. So is content that
 does not have the checksum of its .npz. External links and virtual datasets of HDF5 are refused.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
@@ -42,7 +38,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -188,7 +184,7 @@ def arrays(
         ],
         identity={
             c.name: {
-                "parts": [[p.where.key, p.rows, asdict(p.packing)] for p in c.parts],
+                "parts": [[p.where.key, p.rows, p.dtype] for p in c.parts],
                 "axis": c.axis,
                 "cast": c.cast,
             }
@@ -248,11 +244,9 @@ def _about(column: ArrayColumn) -> dict[str, Any]:
         str(Where(str(Path(part.where.path).absolute()), part.where.key))
         for part in (column.parts[0], column.parts[-1])
     )
-    count, packing = len(column.parts), column.parts[0].packing
+    count = len(column.parts)
     about: dict[str, Any] = {"from": first if count == 1 else f"{first} … {last} ({count} arrays)"}
     about |= {"axis": column.axis} if column.axis else {}
-    if packing.scale is not None:
-        about |= {"scale_factor": packing.scale, "add_offset": packing.offset}
     return about | ({"cast": column.cast} if column.cast else {})
 
 

@@ -36,7 +36,7 @@ from data_prep.formats.files import FileRange
 from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
-from data_prep.formats.tables.columns import Column, Taken, plain
+from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
@@ -57,6 +57,8 @@ sources=SRC+ : path
     the dtype to store, such as x=float32; for CSV also x=text
 --null NAME=VALUE ...
     the value that replaces nulls
+--rename NAME=FIELD ...
+    another name for the field of a column
 --stack FIELD=NAME,… ...
     store several columns (or patterns) as one field (n, k)
 --delimiter DELIMITER =
@@ -69,7 +71,7 @@ sources=SRC+ : path
 
 
 @dataclass(frozen=True)
-class TableSource(InputSource):
+class _TableSource(InputSource):
     """See the module."""
 
     fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
@@ -78,38 +80,26 @@ class TableSource(InputSource):
 
     def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        return self.rows(what, reading)
-
-    def rows(
-        self, parts: Sequence[FileRange], reading: BadRecords, split: str = ""
-    ) -> Iterator[SampleBlock]:
-        """Yield the rows of some parts; `split` is the value of the split column, if it has one."""
         columns = [column for group in self.fields_of.values() for column in group]
         names = list(dict.fromkeys([column.name for column in columns]))
-        if self.column and not split and self.column not in names:
+        if self.column and self.column not in names:
             names.append(self.column)
         arrow = pyarrow()
-        for part in parts:
+        for part in what:
             try:
-                for rows in self._rows_of(part, names):
-                    yield from self._blocks(rows, columns, part.path, reading, split)
+                for rows in tables.rows_of(part, names, self.csv):
+                    yield from self._blocks(rows, columns, part.path, reading)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
-    def _rows_of(self, part: FileRange, names: Sequence[str]) -> Iterator[RowBatch]:
-        return tables.rows_of(part, names, self.csv)
-
     def _blocks(
-        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords, split: str
+        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords
     ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
         batch, bad = rows.batch, dict[int, str]()
-        by_value = self.column and not split
-        taken: dict[str, Taken] = {}
         for column in columns if batch.num_rows else ():
-            found, taken[column.name] = column.taken(batch.column(column.name))
-            bad = found | bad
-        if by_value and batch.num_rows:
+            bad = column.problems(batch.column(column.name)) | bad
+        if self.column and batch.num_rows:
             null = batch.column(self.column).is_null().to_numpy(zero_copy_only=False)
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
@@ -118,13 +108,13 @@ class TableSource(InputSource):
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
-        values: dict[str, Any] = {}
+        good, values = batch.take(kept) if bad else batch, dict[str, Any]()
         for name, group in self.fields_of.items():
-            arrays: list[Any] = [taken[column.name](kept if bad else None) for column in group]
+            arrays: list[Any] = [column.values(good.column(column.name)) for column in group]
             stacked = self.fields[name].shape != group[0].field.shape
             values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
-        texts = [split] * len(kept) if self.column else None
-        if by_value:
+        texts = None
+        if self.column:
             texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
         yield SampleBlock(
             values,
@@ -144,6 +134,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
         null=pairs("--null", args.null, empty=True),
+        rename=pairs("--rename", args.rename, "NAME=FIELD"),
         stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     csv = Csv(delimiter=args.delimiter, names=tuple(listed([args.header or ""])))
@@ -176,10 +167,10 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
             name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
         }
         for name in fields:
-            if set(name) & set(";|\t") and name not in options.rename:
+            if set(name) & set(";|\t"):
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
     parts = ((part, file, size) for file in found.files for part, size in tables.parts_of(file))
-    return TableSource(
+    return _TableSource(
         name="table",
         fields=fields,
         pieces=files.pieces(parts, options.shard_bytes),

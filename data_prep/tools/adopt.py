@@ -137,7 +137,7 @@ def _parse_fields(
     try:
         check_fields(dict.fromkeys(found, Field("uint8")))
     except DataError as error:
-        raise ConfigError(f"--field: {error}; --field NAME=DATASET gives any name") from None
+        raise ConfigError(f"--field: {error}") from None
     for text in axes:
         name, _, axis = text.partition("=")
         if name not in found or not axis.removeprefix("-").isdecimal():

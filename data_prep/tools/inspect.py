@@ -1,7 +1,5 @@
 """Show what a data set holds: schema, splits, ranges, and the provenance.
 
-With --head show samples: numbers with the names of categories, decoded text, arrays in short.
-
 With --verify compare the shards with the index, and print every problem. --verify reads everything:
 it compares the digests and the statistics, and checks the offsets of variable-length fields, and
 that no group (--group of the commands that write) is in two splits. The exit code is 3 when there
@@ -16,40 +14,27 @@ from typing import Any
 from data_prep import console
 from data_prep.datasets.dataset import DataSet
 from data_prep.options import DIR
-from data_prep.tools import head, verify
+from data_prep.tools import verify
 from hpctrain.data.shards.index import Statistics
 from hpctrain.errors import ConfigError, DataError
 
 MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}
-[one of]
---head N : positive
-    show the first N samples of each split
 --verify
     compare the shards with the index
-[with --head]
---split NAME
-    show only this split
---field, -f NAME ...
-    show only this field
-[with --verify]
 --group FIELD
-    no value of this field may be in two splits (default: the field that the data set was split by,
-    if it has one)
+    with --verify: no value of this field may be in two splits (default: the field that the data set
+    was split by, if it has one)
 """
-_ONLY = {"head": ("split", "field"), "verify": ("group",)}
 
 
 def run(args: argparse.Namespace) -> None:
     """Run the command."""
-    for mode, options in _ONLY.items():
-        if not getattr(args, mode) and (given := [o for o in options if getattr(args, o)]):
-            raise ConfigError(f"--{given[0]} is for --{mode}: give both, or none")
+    if args.group and not args.verify:
+        raise ConfigError("--group is for --verify: give both, or none")
     data = DataSet(args.folder)
     if args.verify:
         verify.run(data, args)
-    elif args.head:
-        head.show(data, args)
     else:
         _describe(data)
 
@@ -75,7 +60,7 @@ def _print(data: DataSet) -> None:
     rows: list[list[str | None]] = [[name, str(field)] for name, field in index.fields.items()]
     console.show(["field", "one sample"], rows)
     for name in index.fields:
-        names = data.categories(name)
+        names = index.categories.get(name, ())
         if all(text == str(i) for i, text in enumerate(names)):
             continue  # there are no names, or they are the numbers
         more = f" … {len(names):,} in all" if len(names) > MOST else ""

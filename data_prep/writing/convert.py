@@ -32,7 +32,7 @@ from data_prep.writing.job import WAIT_S, Conversion
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import ConversionPlan
-from data_prep.writing.renamed import renamed
+from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByColumn, ByFile, Fractions
 from hpctrain.base.terminal.progress_bar import ProgressBar as ProgressBar
 from hpctrain.data.shards import index as index_file
@@ -47,8 +47,7 @@ def convert(source: InputSource, out: Path, options: Options) -> Index | None:
     Return the index; None when only a part was written.
     """
     with naming(source.folders):
-        source = renamed(source, options.rename)
-        options.compression.check(source.fields)
+        options.compression.check(check_fields(source.fields))
     if options.by_own and source.own:
         options = replace(options, split=ByColumn(source.own))
     _check_apart(source, out)

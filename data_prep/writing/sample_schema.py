@@ -10,6 +10,8 @@ from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import DataError
 
 _RESERVED = "mask"  # the loader's own key in a batch
+_ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches
+_CURE = "--field (arrays, webdataset), --rename (table) or the function (python) gives another name"
 
 ArrayBatch = Mapping[str, Array | Ragged | Sequence[Array]]
 
@@ -18,12 +20,17 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     """Check the names of fields."""
     if not fields:
         raise DataError("a data set needs at least one field")
-    for name in fields:
-        check_name(name, "field")
+    for name, field in fields.items():
+        try:
+            check_name(name, "field")
+        except DataError as error:
+            raise DataError(f"{error}; {_CURE}") from None
+        if added := [name + more for more in _ADDED if field.variable and name + more in fields]:
+            raise DataError(f"the loader adds {added[0]!r} for the lengths of {name!r}; {_CURE}")
     if _RESERVED in fields:
         raise DataError(
             f"a field cannot be named {_RESERVED!r}, because each batch of the loader has a mask "
-            "of its rows with that name"
+            f"of its rows with that name; {_CURE}"
         )
     return dict(fields)
 

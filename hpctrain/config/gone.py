@@ -14,8 +14,11 @@ from hpctrain.base.files import yaml_file
 from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
-# No number of a run depends on these sections, and a site's file sets them for each run.
-_OF_JOBS = ("launch.", "site.", "network.", "evaluation.", "hardware.")
+# No number of a run depends on these sections and keys, and a site's file sets most for each run.
+_OF_JOBS = (
+    *("launch.", "site.", "network.", "evaluation.", "hardware."),
+    *("data.stage.", "data.verify."),
+)
 
 
 @functools.cache
@@ -66,7 +69,7 @@ def without_gone_keys(values: dict[str, Any], path: Path) -> dict[str, Any]:
         for section, outer in zip(reversed(sections), reversed(above[:-1]), strict=True):
             if not outer[section]:  # a section of which nothing is left
                 del outer[section]
-    wrong = [text for name, text in said.items() if not name.startswith(_OF_JOBS)]
+    wrong = [text for name, text in said.items() if not f"{name}.".startswith(_OF_JOBS)]
     for text in said.values() if not wrong else ():
         log.warning("%s", text)
     if wrong:

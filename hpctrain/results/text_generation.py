@@ -15,13 +15,13 @@ import torch
 from torch import nn
 
 from hpctrain.config.model_sections import ModelSections
-from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import unused_gpu
 from hpctrain.errors import ConfigError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.tasks import LanguageModel
+from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 
 log = logging.getLogger(__name__)
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"

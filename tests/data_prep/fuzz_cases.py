@@ -74,7 +74,7 @@ def npz(method: int) -> Callable[[], None]:
     return make
 
 
-# HDF5, NetCDF
+# HDF5
 
 
 def hdf5(**options: Any) -> Callable[[], None]:
@@ -88,23 +88,6 @@ def hdf5(**options: Any) -> Callable[[], None]:
 def read_hdf5() -> dict[str, Samples]:
     with h5py.File("x.h5") as file:
         return {"x": file["x"][:]}
-
-
-def make_netcdf() -> None:
-    import netCDF4
-
-    with netCDF4.Dataset("x.nc", "w") as file:
-        file.createDimension("t", None)
-        file.createDimension("k", 4)
-        file.createVariable("x", "i4", ("t", "k"))[:] = X
-
-
-def read_netcdf() -> dict[str, Samples]:
-    import netCDF4
-
-    with netCDF4.Dataset("x.nc") as file:
-        file.set_auto_maskandscale(False)
-        return {"x": np.asarray(file["x"][:])}
 
 
 # Tables
@@ -137,20 +120,6 @@ def read_parquet() -> dict[str, Samples]:
     from pyarrow import parquet
 
     return of_table(parquet.read_table("x.parquet", page_checksum_verification=True))
-
-
-def make_saved() -> None:
-    import datasets
-
-    datasets.disable_progress_bars()
-    datasets.Dataset.from_dict({"i": list(range(40)), "s": TEXTS}).save_to_disk("saved")
-
-
-def read_saved() -> dict[str, Samples]:
-    import pyarrow as pa
-
-    with pa.ipc.open_stream("saved/data-00000-of-00001.arrow") as file:
-        return of_table(file.read_all())
 
 
 def of_table(found: Any) -> dict[str, Samples]:
@@ -270,15 +239,8 @@ CASES = {
         ("index", "x.h5", "--field", "x=x"),
         read_hdf5,
     ),
-    "netcdf4": Case(make_netcdf, "x.nc", (*ARRAY, "x=x.nc:x"), read_netcdf),
     "csv": Case(make_csv, "x.csv", ("table", "x.csv"), read_csv),
     "parquet": Case(make_parquet, "x.parquet", ("table", "x.parquet"), read_parquet),
-    "huggingface": Case(
-        make_saved, "saved/data-00000-of-00001.arrow", ("huggingface", "saved"), read_saved
-    ),
-    "huggingface info": Case(
-        make_saved, "saved/dataset_info.json", ("huggingface", "saved"), read_saved
-    ),
     "webdataset": Case(make_tar, "x.tar", ("webdataset", "x.tar"), read_tar),
     "png": Case(image("png"), "in/a/1.png", ("images", "in")),
     "jpeg": Case(image("jpg"), "in/a/1.jpg", ("images", "in"), read_images("jpg")),

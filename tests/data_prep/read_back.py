@@ -29,3 +29,10 @@ def problems(folder="OUT"):
     """Return the records that could not be used: (record, reason)."""
     lines = (Path(folder) / "problems.jsonl").read_text().splitlines()
     return [(p["record"], p["reason"]) for p in map(json.loads, lines)]
+
+
+def function_of_the_page(name):
+    """Write a file that docs/data.md shows."""
+    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    (_, text) = page.split(f'```python title="{name}"\n')
+    Path(name).write_text(text.split("```")[0])

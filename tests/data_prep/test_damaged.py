@@ -66,18 +66,16 @@ def unfilled(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("never", "n.nc:never has 4,000 of 4,000 rows with values that were never written, and no"),
+        ("never", "n.h5:never has 4,000 of 4,000 rows with values that were never written, and no"),
         (
             "chunked",
-            "n.nc:chunked has 3,800 of 4,000 rows with values that were never written, and",
+            "n.h5:chunked has 3,800 of 4,000 rows with values that were never written, and",
         ),
     ],
 )
 def test_values_that_nobody_wrote_are_no_data(unfilled, refused, name, words):
-    args = ("arrays", "OUT", "--unwritten", "x", "--field")
-    refused(words, *args, f"x=n.nc:{name}")
     unfilled.rename("n.h5")  # a NetCDF4 file is an HDF5 file
-    refused(words.replace(".nc", ".h5"), *args, f"x=n.h5:{name}")
+    refused(words, "arrays", "OUT", "--unwritten", "x", "--field", f"x=n.h5:{name}")
 
 
 def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
@@ -86,17 +84,11 @@ def test_index_refuses_chunks_that_nobody_wrote(unfilled, refused):
     refused(words, "index", "n.h5", "--field", "x=chunked", "--unwritten", "x")
 
 
-def half_written(kind):
+def half_written():
     """Write an array of which nobody wrote some rows; return its address and the rows."""
     options = {"shape": (100, 4), "chunks": (10, 2), "dtype": "f4"}
     x = np.arange(1, 401, dtype="f4").reshape(100, 4)
     missing = np.arange(100) >= 50
-    if kind == "netcdf":
-        with pytest.importorskip("netCDF4").Dataset("x.nc", "w") as file:
-            file.createDimension("t", 100)
-            file.createDimension("c", 4)
-            file.createVariable("x", "f4", ("t", "c"), chunksizes=(10, 2))[:50] = x[:50]
-        return "x.nc:x", missing
     with h5py.File("x.h5", "w") as file:
         made = file.create_dataset("chunks", **options, fillvalue=-7)
         made[:50] = x[:50]
@@ -104,22 +96,19 @@ def half_written(kind):
     return "x.h5:chunks", missing
 
 
-@pytest.mark.parametrize("kind", ["chunks", "netcdf"])
-def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep, kind):
-    where, missing = half_written(kind)
+def test_rows_that_nobody_wrote_are_taken_only_on_demand(tmp_path, data_prep):
+    where, missing = half_written()
     count = int(missing.sum())
     words = f" has {count} of 100 rows with values that were never written; --unwritten x takes"
     args = ("arrays", "OUT", "--field", f"x={where}")
     data_prep.refuses(3, words, *args)
     assert not (tmp_path / "OUT").exists()
-    if kind == "chunks":
-        data_prep.refuses(3, f"/chunks{words}", "index", "x.h5", "--field", "x=chunks")
-        more = ("--field", "x=chunks", "--unwritten", "x")
-        assert data_prep("index", "x.h5", "--out", ".", *more)[0] == 0
+    data_prep.refuses(3, f"/chunks{words}", "index", "x.h5", "--field", "x=chunks")
+    more = ("--field", "x=chunks", "--unwritten", "x")
+    assert data_prep("index", "x.h5", "--out", ".", *more)[0] == 0
     assert data_prep(*args, "--unwritten", "x")[0] == 0
     rows = stored("x")
-    fill = np.isnan(rows) if kind == "netcdf" else rows == -7
-    assert (fill.any(1) == missing).all()
+    assert ((rows == -7).any(1) == missing).all()
     assert (rows[~missing] == np.arange(1, 401).reshape(100, 4)[~missing]).all()
     data_prep.refuses(2, "--unwritten: there is no field 'y'", *args, "--unwritten", "y")
 

@@ -159,7 +159,6 @@ def test_repack_keeps_groups_whole(tmp_path, arrays, data_prep):
 
     assert repack() == repack("--shuffle", "1") == "patient"
     assert is_whole(tmp_path / "new")
-    assert repack("--rename", "patient=person") == "person"
     assert repack("--split", "train=0.75,val=0.25") == "patient"
     found = shares(tmp_path / "new")
     assert not {*found["train"].tolist()} & {*found["val"].tolist()}

@@ -345,14 +345,6 @@ def test_transparent_pixels():
         assert (Pixels().sample(opaque) == solid[..., :3].transpose(2, 0, 1)).all()
 
 
-@pytest.mark.parametrize("kind", ["1", "L", "LA", "P", "RGB"])
-def test_grey_or_colour_as_the_file_is(kind):
-    image = Image.fromarray(noise(8, 12, 3)).convert("L").convert(kind)
-    found = Pixels(mode="").sample(encoded(image))
-    assert len(found) == (1 if kind in ("1", "L", "LA") else 3)
-    assert (found == Pixels(mode="L" if len(found) == 1 else "RGB").sample(encoded(image))).all()
-
-
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_the_orientation_is_applied(orientation):
     """The sample has the orientation that a viewer shows: its white corner is at the top left."""

@@ -310,12 +310,27 @@ def test_samples_of_other_shapes_are_refused(data_prep, shape):
         assert data_prep("python", "mine.py:f", "OUT", "--variable", "x")[0] == 0
 
 
+def test_a_folder_of_hugging_face(data_prep):
+    """The function of docs/data.md."""
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    datasets.disable_progress_bars()
+    read_back.function_of_the_page("hf.py")
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 6, 5, 3), np.uint8)
+    features = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    saved = datasets.Dataset.from_dict(
+        {"image": list(pixels), "label": [i % 2 for i in range(20)]}, datasets.Features(features)
+    )
+    parts = {"train": saved.select(range(12)), "test": saved.select(range(12, 20))}
+    datasets.DatasetDict(parts).save_to_disk("in")
+    assert data_prep("python", "hf.py:samples", "OUT", "--arg", "folder=in")[0] == 0
+    assert (read_back.rows("OUT")["image"] == pixels[:12].transpose(0, 3, 1, 2)).all()
+    assert read_back.rows("OUT", "test")["label"].tolist() == [0, 1] * 4
+
+
 def test_a_folder_of_mosaicml_streaming(data_prep):
     """The function of docs/data.md, if the library is installed."""
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming is not installed")
-    page = (Path(__file__).parents[2] / "docs/data.md").read_text()
-    (_, text) = page.split('```python title="mds.py"\n')
-    Path("mds.py").write_text(text.split("```")[0])
+    read_back.function_of_the_page("mds.py")
     with streaming.MDSWriter(out="mds", columns={"label": "int", "image": "ndarray"}) as out:
         for i in range(20):
             out.write({"label": i, "image": np.full((2, 3), i, np.float32)})

@@ -248,7 +248,6 @@ def test_a_foreign_shard_cannot_show_another_file(tmp_path, data_prep, kind):
     for command in (
         ("repack", folder, tmp_path / "out"),
         ("inspect", folder, "--verify"),
-        ("inspect", folder, "--head", 5),
     ):
         code, out, err = data_prep(*command)
         assert code == 3

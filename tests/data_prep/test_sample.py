@@ -10,7 +10,7 @@ from data_prep.source import BadRecords
 from data_prep.sources.sample import stdlib
 from data_prep.writing.convert import convert
 from data_prep.writing.split import parse_split
-from hpctrain.data.tokenizer import DatasetTokenizer
+from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from tests.data_prep import read_back
 
 

@@ -147,10 +147,6 @@ def test_a_trained_tokenizer(data_prep, here):
     assert index.provenance["beside"] == {"tokenizer.json": about["digest"]}
     tokenizer = Tokenizer.from_file("OUT/tokenizer.json")
     assert tokenizer.get_vocab_size() == 600
-    first = tokenizer.decode(samples("OUT")[0][:40].tolist())
-    assert (
-        json.dumps(first, ensure_ascii=False)[1:-1] in data_prep("inspect", "OUT", "--head", "1")[1]
-    )
     there = {path.read_text() for path in folder.glob("*.py")}
     for sample in samples("OUT"):
         assert sample[-1] == 0

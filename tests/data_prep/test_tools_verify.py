@@ -177,7 +177,7 @@ def test_no_data_set(tmp_path, data_prep):
         ("file", "is a file"),
         ("empty", "has no index.json"),
     ):
-        for how in (["--verify"], [], ["--head", "5"]):
+        for how in (["--verify"], []):
             code, out, err = data_prep("inspect", tmp_path / name, *how)
             assert (code, out) == (3, "")
             assert why in err
@@ -199,14 +199,14 @@ def test_an_index_that_is_no_index(folder, data_prep, change, why):
     content = json.loads((folder / "index.json").read_text()) | change
     content["digest"] = _digest(content)
     (folder / "index.json").write_text(json.dumps(content))
-    for how in (["--verify"], [], ["--head", "5"]):
+    for how in (["--verify"], []):
         code, out, err = data_prep("inspect", folder, *how)
         assert (code, out) == (3, "")
         assert err.startswith(f"data_prep: {folder}/index.json is damaged: ")
         assert why in err
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(15))
 def test_damaged_files_never_crash(tmp_path, data_prep, seed):
     """A few bytes of the HDF5 metadata change, and the index gets the new digest of the file."""
     rng = np.random.default_rng(seed)
@@ -219,7 +219,7 @@ def test_damaged_files_never_crash(tmp_path, data_prep, seed):
         content[int(rng.integers(8, 3000))] = int(rng.integers(256))
     path.write_bytes(content)
     relist(tmp_path, path.name)
-    for how in (["--verify"], [], ["--head", "5"]):
+    for how in (["--verify"], []):
         code, _, err = data_prep("inspect", tmp_path, *how)
         assert code in (0, 3)
         assert code == 0 or err.startswith("data_prep: ")

@@ -209,10 +209,7 @@ def test_a_transform_must_be_one(build: Build, key: str) -> None:
     assert wrong in str(error.value)
 
 
-@pytest.mark.parametrize("mode", ["full", "first_use"])
-def test_a_shard_that_was_edited_is_named(
-    build: Build, tmp_path: Path, digits: Path, mode: str
-) -> None:
+def test_a_shard_that_was_edited_is_named(build: Build, tmp_path: Path, digits: Path) -> None:
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in digits.iterdir():
@@ -222,7 +219,7 @@ def test_a_shard_that_was_edited_is_named(
     content[-5000] ^= 1
     shard.write_bytes(content)
     with pytest.raises(HpctrainError, match=r"train-00000\.h5"):
-        epoch(build(f"data.path={copy}", f"data.verify={mode}").training())
+        epoch(build(f"data.path={copy}", "data.verify=first_use").training())
     assert epoch(build(f"data.path={copy}").training())  # data.verify=off checks nothing
 
 
@@ -275,7 +272,7 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
         ("data.mixture=[{name: a, path: /x, weight: -1}]", "data.mixture[0].weight=-1: it must"),
         ("data.mixture=[{name: a, path: /x, weight: 0}]", "data.mixture: the weights are all 0"),
         ("data.mixture=[{name: a, path: /no}]", "data.mixture[0].path: the data folder /no does"),
-        ("data.verify=yes", "data.verify=yes: allowed are off, first_use, full"),
+        ("data.verify=yes", "data.verify=yes: allowed are off, first_use"),
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),
         ("data.images.size=[3,99999]", "data.images.size=[3, 99999]: it must be [height, width]"),
         ("data.stage=sbcast", "data.stage=sbcast has left hpctrain: `data.stage=node` copies"),
@@ -364,7 +361,7 @@ def test_the_data_decides_the_name_of_a_run_and_not_how_it_is_read(
         return check(config(*overrides)).path.name
 
     base = name()
-    for same_run in ("data.threads=3", "data.stage=none", "data.verify=full"):
+    for same_run in ("data.threads=3", "data.stage=none", "data.verify=first_use"):
         assert name(same_run) == base
     for other in (
         "data.shuffle=block",

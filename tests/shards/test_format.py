@@ -180,15 +180,6 @@ def test_an_exception_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_two_writers_do_not_meet(tmp_path):
-    holder = commit.lock(tmp_path)
-    with pytest.raises(StorageError, match="another process is writing"):
-        write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
-    commit.unlock(holder)
-    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
-    write_shards(tmp_path, [("train", {"x": np.zeros(2)})])
-
-
 def test_nothing_is_removed_behind_a_link(tmp_path):
     """Whoever may write into the folder of a data set must not lead its writer elsewhere."""
     folder, private = tmp_path / "set", tmp_path / "private"

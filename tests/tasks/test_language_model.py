@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.config.schema import Config
-from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.errors import ConfigError, DataError
 from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, bind, derived
+from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from tests.bounds import EXACT
 from tests.conftest import run_module
 from tests.parallel.parity import spread

@@ -1,1 +1,1 @@
-"""Arrays in files: NumPy, HDF5 and NetCDF."""
+"""Arrays in files: NumPy and HDF5."""

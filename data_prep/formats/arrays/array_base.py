@@ -1,9 +1,9 @@
 """An array in a file that is read by ranges of rows.
 
-A format says its arrays' names, and of one array the dtype, the shape, the chunks, the attributes
-and how rows along an axis are read. The rest is done here once: which axis counts the samples,
-arrays that are one sample, chunks that are read once, errors, and closing. `array_numpy`
-reads .npy and .npz, `array_hdf5` the others; `array_files` has them in a table.
+A format says its arrays' names, and of one array the dtype, the shape, the chunks and how rows
+along an axis are read. The rest is done here once: which axis counts the samples, arrays that are
+one sample, chunks that are read once, errors, and closing. `array_numpy` reads .npy and .npz,
+`array_hdf5` HDF5; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
 
@@ -18,15 +18,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from data_prep.formats.arrays.packing import ATTRIBUTES
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import MAX_AXES
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
-_NETCDF = (".nc", ".nc4", ".cdf", ".netcdf")
-FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH), FILE.nc:VARIABLE"
+FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH)"
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
@@ -45,11 +43,10 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """The format by the file's ending: npy, npz, hdf5, netcdf; "" for others."""
+        """The format by the file's ending: npy, npz, hdf5; "" for others."""
         name = self.path.rstrip("/").lower()
-        for kind, endings in (("hdf5", HDF5), ("netcdf", _NETCDF)):
-            if name.endswith(endings):
-                return kind
+        if name.endswith(HDF5):
+            return "hdf5"
         return name[-3:] if name.endswith((".npy", ".npz")) else ""
 
 
@@ -74,7 +71,6 @@ class ArrayFile(ABC):
         axis: int | None,
         *,
         chunks: Sequence[int] | None = None,
-        attributes: Mapping[str, Any] | None = None,
     ) -> None:
         check_dtype(where, dtype)
         self.where, self.dtype = where, np.dtype(dtype)
@@ -89,8 +85,6 @@ class ArrayFile(ABC):
         self.shape = self._rows_shape
         if self._whole:
             self.shape = (1,) if self.single else (1, *self._rows_shape)
-        attributes = attributes or {}
-        self.attributes = {name: attributes[name] for name in ATTRIBUTES if name in attributes}
         chunk = chunks[self.axis] if chunks and len(chunks) == len(shape) else 1
         self._row_bytes = max(1, self.dtype.itemsize * math.prod(self._rows_shape[1:]))
         self._chunk = chunk if chunk * self._row_bytes <= SLAB_BYTES else 1
@@ -163,7 +157,7 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
             # The libraries put the path into strerror.
             raise DataError(f"{where.path} cannot be read: {os.strerror(error.errno)}") from None
         text = " ".join(str(error).split()) or type(error).__name__
-        what = {"hdf5": "HDF5", "netcdf": "NetCDF"}.get(where.kind, "NumPy")
+        what = "HDF5" if where.kind == "hdf5" else "NumPy"
         raise DataError(f"{where} is not readable as {what}: {text}{hint}") from None
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
-from data_prep.formats.arrays.packing import Packing
 from data_prep.formats.samples import cast
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
@@ -28,7 +27,7 @@ class ArrayPart:
 
     where: Where
     rows: int
-    packing: Packing
+    dtype: str  # as it is stored
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class OpenColumn:
             self.close()
             self._file = open_array(part.where, self.column.axis)
             self._part = part
-            if self._file.shape[0] != part.rows or self._file.dtype.str != part.packing.stored:
+            if self._file.shape[0] != part.rows or self._file.dtype.str != part.dtype:
                 raise DataError(f"{part.where} was changed while it was being read; run this again")
         return self._file
 
@@ -99,29 +98,15 @@ class OpenColumn:
         raw = self.file(part).rows(start, stop)
         if self.column.text:
             return [_utf8(text) for text in raw.tolist()], {}
-        values, missing = part.packing.read(raw)
+        values, to = raw, self.column.cast
         problems: dict[int, str] = {}
         if values.dtype == bool:
-            values = values.view(np.uint8)
-            _note(problems, values > 1, lambda row, at: f"{values[row][at]} is no bool")
-        to, before = self.column.cast, values
-        if missing is not None and to.startswith("float"):
-            # Integers with missing values are cast to floats: a missing value becomes NaN.
-            values, lost = cast(np.where(missing, np.zeros_like(values), values), to)
-            values = np.where(missing, np.array(np.nan, to), values)
-        else:
-            if missing is not None:
-                _note(
-                    problems,
-                    missing,
-                    lambda row, at: (
-                        f"{missing[row].sum()} values are missing (stored as {raw[row][at]}); "
-                        f"--cast {self.column.name}=float32 or float64 makes them NaN"
-                    ),
-                )
-            values, lost = cast(values, to) if to else (values, None)
-        if lost is not None:
-            _note(problems, lost, lambda row, at: f"{before[row][at]} is no {to}")
+            values = raw = values.view(np.uint8)
+            _note(problems, values > 1, lambda row, at: f"{raw[row][at]} is no bool")
+        if to:
+            values, lost = cast(values, to)
+            if lost is not None:
+                _note(problems, lost, lambda row, at: f"{raw[row][at]} is no {to}")
         if self.column.varies is not None:
             return [np.moveaxis(row, self.column.varies, 0) for row in values], problems
         return values, problems
@@ -173,17 +158,16 @@ def open_parts(
         with open_array(where, axis) as array:
             if lacks := array.unwritten():
                 check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
-            packing = Packing.of(str(where), array.dtype, array.attributes, text=array.text)
-            dtype = np.dtype(packing.dtype)
+            dtype = np.dtype("uint8") if array.text else array.dtype.newbyteorder("=")
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
             if array.text and (to or array.shape[1:]):
                 why = f"--cast {to} is for numbers" if to else "it has several texts in a sample"
                 raise DataError(f"{where} is text: {why}")
             rows = array.shape[0]
             kinds.append(_Kind(stored, array.shape[1:], array.text))
-            nbytes += math.prod(array.shape) * np.dtype(dtype if array.text else stored).itemsize
+            nbytes += math.prod(array.shape) * np.dtype(stored).itemsize
         if rows:
-            parts.append(ArrayPart(where, rows, packing))
+            parts.append(ArrayPart(where, rows, array.dtype.str))
     if not parts:
         raise DataError(f"{', '.join(map(str, wheres[:3]))} has no samples")
     schema, varies = _schema(name, wheres, kinds, whole=axis is None)

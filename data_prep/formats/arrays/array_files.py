@@ -44,7 +44,6 @@ _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
     "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
-    "netcdf": array_hdf5.open_hdf5,
 }
 
 
@@ -67,7 +66,7 @@ def expanded(where: Where) -> tuple[list[Where], list[str]]:
 
     Without a pattern this is the array itself.
     """
-    if where.kind not in ("hdf5", "netcdf") or not has_wildcard(where.key):
+    if where.kind != "hdf5" or not has_wildcard(where.key):
         return [where], []
     _check_file(where)
     with reading(where):
@@ -82,8 +81,8 @@ def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
     if where.kind not in _FORMATS:
         raise ConfigError(
-            f"{where}: its name does not say what it is; {FORMS}. For raw numbers (numpy.memmap), "
-            f"Zarr and others, {OTHERS}"
+            f"{where}: its name does not say what it is; {FORMS}. For NetCDF, Zarr, raw numbers "
+            f"(numpy.memmap) and others, {OTHERS}"
         )
     with reading(where):
         mode = os.stat(where.path).st_mode

@@ -1,4 +1,4 @@
-"""Arrays in HDF5 files, which NetCDF4 files are, too, read by h5py; see `array_base`.
+"""Arrays in HDF5 files, read by h5py; see `array_base`.
 
 A key is the path of a dataset, or PATH@NAME for an attribute.
 """
@@ -22,36 +22,17 @@ from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
 
 _LISTED = 10_000  # names that are looked at when a file is described
-# A variable of NetCDF4 that is named like a dimension that is not its own has this before its name.
-_OTHER = "_nc4_non_coord_"
-_DIMENSION = b"This is a netCDF dimension but not a netCDF variable"  # begins the attribute NAME
-# What NetCDF's libraries write for a missing value of each dtype, unless a variable has its own.
-_FILLS = {
-    "i2": -(2**15) + 1,
-    "i4": -(2**31) + 1,
-    "i8": -(2**63) + 2,
-    "u2": 2**16 - 1,
-    "u4": 2**32 - 1,
-    "u8": 2**64 - 2,
-    **dict.fromkeys(("f4", "f8"), 9.969209968386869e36),
-}
 
 
 def open_hdf5(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
     """Open an array in an HDF5 file; see `open_array`."""
-    with open(where.path, "rb") as head:
-        if head.read(3) == b"CDF":
-            raise DataError(
-                f"{where.path} is a classic NetCDF file, which is not HDF5: `nccopy -k nc4 "
-                f"{where.path} NEW.nc` makes one that is"
-            )
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
     # Walk to the given name: the list of names does not show what links lead to.
-    found = _find(where, file, where.key) if where.key else None
+    found = object_at(where, file, where.key) if where.key else None
     if found is None:
         if (value := _attribute(file, where)) is not None:
             return _Held(where, np.asarray(value), axis)
-        found = _find(where, file, choose(where, names_of(file)))
+        found = object_at(where, file, choose(where, names_of(file)))
     if problem := of_another_program(found):
         raise DataError(f"{where} {problem}")
     return _HDF5Array(where, check_dataset(where, found), axis)
@@ -85,10 +66,7 @@ class _HDF5Array(ArrayFile):
             raise DataError(f"{where} has a type that NumPy does not have; store numbers")
         if h5py.check_string_dtype(dtype):
             dtype = np.dtypes.StringDType()
-        attributes = dict(dataset.attrs)
-        if where.kind == "netcdf" and np.dtype(dtype).str[1:] in _FILLS:
-            attributes.setdefault("_FillValue", _FILLS[np.dtype(dtype).str[1:]])
-        super().__init__(where, dtype, shape, axis, chunks=dataset.chunks, attributes=attributes)
+        super().__init__(where, dtype, shape, axis, chunks=dataset.chunks)
 
     def _unwritten(self) -> str:
         return never_written(self._written.unwritten(self.axis), self._rows_shape[0])
@@ -120,10 +98,8 @@ def names_of(file: h5py.File) -> dict[str, str]:
     names: dict[str, str] = {}
 
     def note(name: str, found: Any) -> bool | None:
-        if isinstance(found, h5py.Dataset) and not _is_dimension(found):
-            names[f"/{name.replace(_OTHER, '')}"] = (
-                f"{_type_of(found) or 'of another type'} {found.shape}"
-            )
+        if isinstance(found, h5py.Dataset):
+            names[f"/{name}"] = f"{_type_of(found) or 'of another type'} {found.shape}"
         return True if len(names) >= _LISTED else None
 
     try:
@@ -131,20 +107,6 @@ def names_of(file: h5py.File) -> dict[str, str]:
     except (KeyError, OSError, RuntimeError, ValueError) as error:  # the tree of its groups
         raise DataError(f"{file.filename} is not readable as HDF5: {error}") from None
     return names
-
-
-def _find(where: Where, file: h5py.File, key: str) -> Any:
-    """Return the object at a path, or None; of NetCDF4, the variable and not the dimension."""
-    group, _, name = key.rpartition("/")
-    found = object_at(where, file, f"{group}/{_OTHER}{name}")
-    found = object_at(where, file, key) if found is None else found
-    return None if _is_dimension(found) else found
-
-
-def _is_dimension(found: Any) -> bool:
-    """Return whether an object only holds a dimension of NetCDF4."""
-    name = found.attrs.get("NAME", b"") if isinstance(found, h5py.Dataset) else b""
-    return isinstance(name, bytes) and name.startswith(_DIMENSION)
 
 
 def _attribute(file: h5py.File, where: Where) -> Any:

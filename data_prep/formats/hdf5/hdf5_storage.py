@@ -27,10 +27,15 @@ from hpctrain.errors import DataError
 
 SHOWN = 20  # names that a message lists
 _SPARSE = ("data", "indices", "indptr")
+# Attributes of NetCDF's conventions, and the value with which they change nothing.
+_PACKED = {"scale_factor": 1.0, "add_offset": 0.0} | dict.fromkeys(
+    ("_FillValue", "missing_value"), math.nan
+)
+_BOUNDS = ("_Unsigned", "valid_range", "valid_min", "valid_max")
 
 
 def of_another_program(found: Any) -> str:
-    """Return why an object of MATLAB, or of a sparse matrix, is not read as it lies; or ""."""
+    """Return why an object is not read as it lies (MATLAB, sparse, packed as in NetCDF); or ""."""
     for place in (found, found.parent):
         if "MATLAB_class" in place.attrs:
             return f"is of MATLAB, whose axes are reversed in HDF5; with mat73, {OTHERS}"
@@ -38,7 +43,23 @@ def of_another_program(found: Any) -> str:
         parts = isinstance(place, h5py.Group) and all(name in place for name in _SPARSE)
         if parts and inside:
             return f"is a sparse matrix, or a part of one; with anndata or scipy, {OTHERS}"
+    for name in (*_PACKED, *_BOUNDS) if isinstance(found, h5py.Dataset) else ():
+        if name in found.attrs and not _changes_nothing(found, name):
+            return (
+                f"has the attribute {name}: its numbers are packed, or some of them mean that a "
+                f"value is missing; with netCDF4 or xarray, {OTHERS}"
+            )
     return ""
+
+
+def _changes_nothing(found: h5py.Dataset, name: str) -> bool:
+    value = np.asarray(found.attrs[name])
+    if found.dtype.kind not in "iufb":  # text
+        return True
+    numbers = name in _PACKED and value.dtype.kind in "iuf"
+    return numbers and np.array_equal(
+        value.reshape(-1).astype(float), np.full(value.size, _PACKED[name]), equal_nan=True
+    )
 
 
 class Written:

@@ -53,16 +53,15 @@ _OPTIONS = f"""
     how images are resized to --size. crop: scale the shorter side, keep the middle; pad: scale the
     longer side, fill the rest with 0; stretch: scale both sides
 --mode {{{",".join(_MODES)}}}
-    mode of the pixels (default: MODE)
+    mode of the pixels (default: RGB)
 --encoded
     keep the bytes of the files; the loader decodes them
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser, mode: str = "RGB") -> None:
-    """Add the options for images; `mode` is the default of --mode, see `Pixels`."""
-    group = parser.add_argument_group("images")
-    add_options(group, _OPTIONS.replace("MODE)", f"{mode or 'that of the first image'})"))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for images."""
+    add_options(parser.add_argument_group("images"), _OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -71,12 +70,12 @@ class Pixels:
 
     size: tuple[int, int] | None = None  # height and width; None keeps the size of each file
     resize: str = "crop"  # crop, pad or stretch
-    mode: str = "RGB"  # one of _MODES; "" is L for grey images and RGB for all others
+    mode: str = "RGB"  # one of _MODES
     encoded: bool = False  # whether a sample is the bytes of the file
 
     @classmethod
-    def of(cls, args: argparse.Namespace, mode: str = "RGB") -> Self:
-        """Make the pixels that the command line describes; `mode` is the default of --mode."""
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Make the pixels that the command line describes."""
         pillow()
         size = _size(args.size) if args.size else None
         if args.encoded and args.mode and (size is None or _MODES[args.mode] == 4):
@@ -84,14 +83,14 @@ class Pixels:
         if args.encoded and args.mode == "L16":
             raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
         given = {each.name: getattr(args, each.name) for each in fields(cls)}
-        return cls(**given | {"size": size, "mode": args.mode or mode})
+        return cls(**given | {"size": size, "mode": args.mode or "RGB"})
 
     @property
     def field(self) -> Field | None:
         """The field of the samples; None if the first image decides its shape."""
         if self.encoded:
             return Field("uint8", variable=True)
-        if self.size is None or not self.mode:
+        if self.size is None:
             return None
         dtype = "uint16" if self.mode == "L16" else "uint8"
         return Field(dtype, (_MODES[self.mode], *self.size))
@@ -111,11 +110,6 @@ class Pixels:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
             pixels = self._array(self._resized(self._upright(image)))
-        if field is not None and len(pixels) != field.shape[0]:
-            raise Unusable(
-                f"it has {_channels(len(pixels))}, the first image {_channels(field.shape[0])}; "
-                "--mode makes them equal"
-            )
         if field is not None and pixels.shape != field.shape:
             raise Unusable(
                 f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
@@ -160,7 +154,6 @@ class Pixels:
         upright(image)
         if self.mode == "L16":
             return grey16(image)
-        mode = self.mode or ("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
         if has_alpha(image):
             image = image.convert("RGBA")
             if self.mode == "RGBA":
@@ -169,7 +162,7 @@ class Pixels:
                 keep = "" if self.encoded else "--mode RGBA keeps them, or "
                 raise Unusable(f"it has transparent pixels: {keep}lay it over a colour before")
             image = image.convert("RGB")
-        return image if image.mode == mode else image.convert(mode)
+        return image if image.mode == self.mode else image.convert(self.mode)
 
     def _resized(self, image: Any) -> Any:
         if self.size is None or (image.height, image.width) == self.size:
@@ -185,10 +178,6 @@ class Pixels:
         if self.mode == "L16":
             return np.asarray(image).astype(np.uint16)[None]
         return planes(image)
-
-
-def _channels(count: int) -> str:
-    return "1 channel" if count == 1 else f"{count} channels"
 
 
 def _size(text: str) -> tuple[int, int]:

@@ -23,6 +23,7 @@ class ColumnChoice:
     cast: Mapping[str, str] = field(default_factory=dict)
     null: Mapping[str, str] = field(default_factory=dict)
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    rename: Mapping[str, str] = field(default_factory=dict)
 
     def choose(self, names: Sequence[str]) -> list[str]:
         """Return those of these columns that become fields."""
@@ -31,6 +32,7 @@ class ColumnChoice:
             "--drop": self.drop,
             "--categorical": self.categorical,
             "--null": self.null,
+            "--rename": self.rename,
             "--cast": [name for name in self.cast if name not in self.stack],
         }
         there = frozenset(names)
@@ -60,7 +62,7 @@ class ColumnChoice:
                 stacked |= dict.fromkeys(found, target)
         outputs: dict[str, list[str]] = {}
         for name in names:
-            target = stacked.get(name) or name
+            target = stacked.get(name) or self.rename.get(name, name)
             if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
                 raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
             outputs.setdefault(target, []).append(name)

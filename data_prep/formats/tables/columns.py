@@ -12,7 +12,7 @@ dictionary-encoded        the field of the values
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,6 @@ from hpctrain.errors import ConfigError, DataError
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
-
-Taken = Callable[[Int64s | None], Any]
-"""Returns the values of these rows, or of all."""
 
 
 @dataclass(frozen=True)
@@ -85,12 +82,6 @@ class Column:
             if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
                 raise ConfigError(f"--null {name}={null}: a {kind} would round it")
         return cls(name, kind, field, cast, value, categories)
-
-    def taken(self, array: Any) -> tuple[dict[int, str], "Taken"]:
-        """Return the rows that cannot be stored, and a function that gives the values of others."""
-        return self.problems(array), lambda kept: self.values(
-            array if kept is None else array.take(kept)
-        )
 
     def problems(self, array: Any) -> dict[int, str]:
         """Return the rows of an array that cannot be stored, each with the reason."""

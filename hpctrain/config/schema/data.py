@@ -193,9 +193,8 @@ class DataConfig:
     )
     verify: str = key(
         "off",
-        "Shards are compared with their digests: never (off), when they are opened (first_use), "
-        "or all before the first step (full).",
-        choices=("off", "first_use", "full"),
+        "Shards are compared with their digests: never (off), or when they are opened (first_use).",
+        choices=("off", "first_use"),
         identity=False,
     )
 

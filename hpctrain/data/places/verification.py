@@ -1,6 +1,5 @@
 """Check that the bytes of shards are those that the index lists (`data.verify`).
 
-    full        every shard before the first batch, divided among the ranks
     first_use   a shard when a process opens it for the first time: see `sources.opened`
     off         only sizes, schema and staged copies, which are always checked
 
@@ -11,12 +10,9 @@ another one is found and named.
 import logging
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from hpctrain.base.terminal.terminal import few
 from hpctrain.data.places.origin import Origin, pour
 from hpctrain.data.shards.index import Shard
 from hpctrain.errors import DataError
@@ -47,35 +43,6 @@ class ProgressLog:
             "%s: %.1f of %.1f GB, %.0f MB/s, %.0f s left",
             *(self._what, self._done / 1e9, self._total / 1e9),
             *(rate / 1e6, max(0, self._total - self._done) / max(1.0, rate)),
-        )
-
-
-THREADS = 8
-NAMED = 20  # wrong shards listed in one message
-
-
-def verify(source: str | Path, shards: Sequence[Shard], rank: int = 0, ranks: int = 1) -> None:
-    """Compare the digests of shards, where the data set lies, with the index.
-
-    The DataError names every wrong shard. The `ranks` divide the work, so an error on one rank must
-    end all of them.
-    """
-    shards = shards[rank::ranks]
-    origin = Origin(source)
-    progress = ProgressLog("verifying", sum(shard.bytes for shard in shards))
-
-    def problem(shard: Shard) -> str:
-        try:
-            pour(origin, shard, lambda block: progress.add(len(block)))
-        except DataError as error:
-            return str(error)
-        return ""
-
-    with ThreadPoolExecutor(THREADS, "hpctrain-verify") as pool:
-        problems = [text for text in pool.map(problem, shards) if text]
-    if problems:
-        raise DataError(
-            f"{len(problems)} of {len(shards)} shards are wrong: {few(problems, NAMED, '; ')}"
         )
 
 

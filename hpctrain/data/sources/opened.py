@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 class _Noted(NamedTuple):
     path: str
     stamp: Stamp
-    own: bool  # a file of the data set, not a staged copy
 
 
 class _ShardWatch:
@@ -56,19 +55,17 @@ class _ShardWatch:
 
     def admit(self, shard: int, path: Path) -> Stamp:
         """Note and return the stamp of a shard that is about to be opened, if it is unchanged."""
-        # A staged copy was compared with the digest when it was made. Its ctime changes whenever a
-        # process says that it uses the copy (see `Depot.hold`).
-        own = path.match(self._shards[shard].path)
         with self._locks.setdefault(shard, threading.Lock()):
             noted = self._noted.get(shard)
             if self._first_use and noted is None:
                 check_digest(path, self._shards[shard])
-            return self._settle(shard, path, own, noted.stamp if own and noted else None)
+            known = noted.stamp if noted and noted.path == str(path) else None
+            return self._settle(shard, path, known)
 
     def admit_again(self, shard: int) -> Stamp:
         """Note the new stamp of a shard that is open and was touched, if its digest is right."""
-        path, stamp, own = self._noted[shard]
-        return self._settle(shard, Path(path), own, stamp)
+        path, stamp = self._noted[shard]
+        return self._settle(shard, Path(path), stamp)
 
     def touched(self, shards: Int64s) -> list[int]:
         """Return those of distinct `shards`, int64 (n,), whose file has another stamp now.
@@ -77,7 +74,7 @@ class _ShardWatch:
         """
         found = []
         for shard in shards.tolist():
-            path, stamp, own = self._noted[shard]
+            path, stamp = self._noted[shard]
             try:
                 status = patiently(partial(os.stat, path))
             except (FileNotFoundError, NotADirectoryError):
@@ -86,29 +83,27 @@ class _ShardWatch:
                 raise DataError(
                     f"shard {path}: whether it was changed cannot be seen: {error.strerror}"
                 ) from None
-            if FACTS(status) != stamp:
-                now = Stamp.of(status, compare_ctime=own)
-                if now != stamp and now.file == stamp.file:
-                    found.append(shard)
+            if FACTS(status) != stamp and Stamp.of(status).file == stamp.file:
+                found.append(shard)
         return found
 
-    def _settle(self, shard: int, path: Path, own: bool, known: Stamp | None) -> Stamp:
+    def _settle(self, shard: int, path: Path, known: Stamp | None) -> Stamp:
         """Note the stamp of a file that is known to be right when it has the stamp `known`."""
         entry = self._shards[shard]
         if known is None:
             check_shard(path, entry)
         while True:
             try:
-                stamp = Stamp.settled(path, compare_ctime=own)
+                stamp = Stamp.settled(path)
             except OSError as error:
                 check_shard(path, entry)  # says that it is missing
                 raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
             if known is not None:
                 right = stamp == known
-            else:
-                right = not own or stamp.modified_ns <= self._since_ns
+            else:  # a staged copy, of another name, was compared when it was made
+                right = not path.match(entry.path) or stamp.modified_ns <= self._since_ns
             if right:
-                self._noted[shard] = _Noted(str(path), stamp, own)
+                self._noted[shard] = _Noted(str(path), stamp)
                 return stamp
             _check_touched(path, entry, stamp)
             known = stamp

@@ -162,14 +162,10 @@ class DataBuilder:
         return source, reader
 
     def _place(self, path: str, shards: Sequence[Shard]) -> ShardPlace:
-        """Return where shards are read, after they are verified if that is wanted."""
-        data, mesh = self._data, self._mesh
+        """Return where shards are read."""
+        data = self._data
         folder = None if data.stage_dir is None else Path(data.stage_dir)
         place = open_place(path, data.stage, shards, folder=folder)
-        if data.verify == "full":
-            from hpctrain.data.places.verification import verify
-
-            verify(path, shards, mesh.rank, mesh.degrees.ranks)
         self._closes.append(place.close)
         return place
 

@@ -1,10 +1,10 @@
 """Work of unknown length on some ranks while the other ranks wait for them.
 
-A collective fails after `parallel.timeout_s`, but verifying the shards or making the first copies
-may take hours. Here a rank waits for as long as the others are alive:
+A collective fails after `parallel.timeout_s`, but making the first copies of the shards may take
+hours. Here a rank waits for as long as the others are alive:
 
-    with long_work("data.verify=full"):     # all ranks enter
-        verify(my_part)
+    with long_work("preparing the data"):   # all ranks enter
+        prepare(my_part)
                                             # all ranks leave, when the last one has finished
 
     every rank    sets its heartbeat in the store of the process group, in a thread

@@ -186,22 +186,21 @@ class Stamp(NamedTuple):
     inode: int
     size: int
     modified_ns: int  # of the last write
-    changed_ns: int  # of the last change of the content or of the inode; 0: not compared
+    changed_ns: int  # of the last change of the content or of the inode
 
     @classmethod
-    def of(cls, status: os.stat_result, *, compare_ctime: bool = True) -> Self:
+    def of(cls, status: os.stat_result) -> Self:
         """Return the stamp of a file, given what `os.stat` or `os.fstat` returned."""
-        stamp = cls(*FACTS(status))
-        return stamp if compare_ctime else stamp._replace(changed_ns=0)
+        return cls(*FACTS(status))
 
     @classmethod
-    def settled(cls, path: Path, *, compare_ctime: bool = True) -> Self:
+    def settled(cls, path: Path) -> Self:
         """Return the stamp of a file, after which each write gives it another one.
 
         Two writes within one tick of the clock have the same time, so this may wait for the next.
         """
         while True:
-            stamp = cls.of(os.stat(path), compare_ctime=compare_ctime)
+            stamp = cls.of(os.stat(path))
             wait_ns = stamp.modified_ns + stamp.tick_ns - time.time_ns()
             if not 0 < wait_ns <= stamp.tick_ns:  # a time in the future is that of another clock
                 return stamp

@@ -1,10 +1,9 @@
-"""`inspect --head` prints samples, and `data_prep inspect` describes a data set."""
+"""`data_prep inspect` describes a data set."""
 
 import numpy as np
 import pytest
 
 from data_prep.console import size
-from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index
 from tests.written import write_shards
 
@@ -28,28 +27,6 @@ def folder(tmp_path):
     shards = [("train", batch), ("val", batch)]
     write_shards(tmp_path / "a set", shards, max_bytes=1500, provenance=provenance)
     return tmp_path / "a set"
-
-
-def test_head_of_all(folder, data_prep):
-    code, out, _ = data_prep("inspect", folder, "--head", 5)
-    assert code == 0
-    assert [line for line in out.splitlines() if not line.startswith(" ")] == [
-        *(f"train {i}" for i in range(5)),
-        *(f"val {i}" for i in range(5)),
-    ]
-    assert '"line\\n\\u001b[31m[red]"' in out  # control characters are escaped
-    assert "\x1b" not in out
-
-
-def test_head_of_what_is_not_there(folder, data_prep):
-    for options in (
-        *(["--head", 2, "--split", "x"], ["--head", 2, "-f", "x"], ["--head", "0"]),
-        *(["--head", 1, "--verify"], ["--split", "val"], ["--head", 1, "--group", "x"]),
-    ):
-        assert data_prep("inspect", folder, *options)[0] == 2
-
-
-NUMBERS, BYTES = Field("int64"), Field("uint8", variable=True)
 
 
 def test_inspect(folder, data_prep):

@@ -30,7 +30,6 @@ from hpctrain.engine.building.build_steps import (
     patience_of,
     report_every,
 )
-from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import FirstLook
@@ -203,7 +202,7 @@ def build(place: Place) -> Trainer:
         counts=lambda: step.totals.counts,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=(
-            build_utilisation(parts.build, model, parts.whole_task, config.hardware, ranks)
+            offered("utilisation")(parts.build, model, parts.whole_task, config.hardware, ranks)
             if config.hardware or place.device.type == "cuda"
             else None
         ),

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data import generators
-from hpctrain.engine.building.flops import count_flops, meta_batch
 from hpctrain.engine.layers.dry_run import BufferValues, dry_run
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.whole_model import prepare_modes
+from hpctrain.insight.flops.flops import count_flops, meta_batch
 from hpctrain.tasks import Classification
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Normed, batch, build, either

@@ -26,8 +26,7 @@ from hpctrain.engine.building.build_model import check_base
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.engine.distributed.tensors import dtype_name
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import dtype_name, wide
 from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.engine.layers.quantized import rounded
 from hpctrain.engine.layers.ties import ties

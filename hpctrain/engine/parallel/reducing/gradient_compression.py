@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn.functional import pad
 
 from hpctrain.config.schema import CompressionConfig
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import wide
 
 Future = torch.futures.Future[torch.Tensor]
 

@@ -31,11 +31,11 @@ from hpctrain.data.generators import seeded_generators
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import dry_run
-from hpctrain.engine.layers.experts import Experts
 from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.engine.parallel.reducing.expert_loads import counts_loads
 from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
@@ -183,7 +183,7 @@ class PipelineModel(ParallelModel):
         ]
         for stage in made:
             stage.clock, stage.whole = self._clock, set()
-            stage.experts = [m for m in stage.submod.modules() if isinstance(m, Experts)]
+            stage.experts = [*filter(counts_loads, stage.submod.modules())]
         self._clock.skip()  # torch runs a micro-batch to learn the shapes
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
@@ -286,7 +286,7 @@ class _Stage(PipelineStage):
     """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
 
     clock: _Clock
-    experts: list[Experts]
+    experts: list[Any]
     whole: set[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:

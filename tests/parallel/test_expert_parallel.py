@@ -237,7 +237,7 @@ def test_a_model_without_experts() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"train.compression.kind": "topk"},
+        {"train.compression.kind": "powersgd"},
         {"train.activation_checkpointing": "selective"},
     ],
 )

@@ -60,14 +60,10 @@ class CompressionConfig:
 
     kind: str = key(
         "none",
-        "powersgd sends matrices of a low rank, topk the largest elements, int8 integers of 8 "
-        "bits. The first two add to the next gradient what they did not send.",
-        choices=("none", "powersgd", "topk", "int8"),
+        "powersgd sends matrices of a low rank, and adds what it left out to the next gradient.",
+        choices=("none", "powersgd"),
     )
     rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
-    ratio: float = key(
-        0.01, "topk sends this part of the elements of each parameter.", above=0, at_most=1
-    )
 
 
 @dataclass

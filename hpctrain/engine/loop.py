@@ -28,7 +28,6 @@ from hpctrain.engine.building.build_steps import (
     notes_of,
     parts_of_user,
     patience_of,
-    report_every,
 )
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
@@ -38,7 +37,7 @@ from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
 from hpctrain.engine.parts.profiled_steps import ProfiledSteps
-from hpctrain.engine.parts.watch import SilentLayers, Watch
+from hpctrain.engine.parts.watch import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
@@ -157,11 +156,8 @@ def build(place: Place) -> Trainer:
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = None if train.ema is None else Average(model, train.ema)
-    notes, after = notes_of(place), 2 * effective.warmup_steps
-    silent = watch = None
-    if train.watch != "off":
-        silent = SilentLayers(model, report_every(train, max_steps))
-        watch = Watch(notes, train.watch, max_steps=max_steps, after=after, silent=silent)
+    notes = notes_of(place)
+    watch = Watch(notes, train.watch, max_steps=max_steps) if train.watch != "off" else None
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,
@@ -184,7 +180,6 @@ def build(place: Place) -> Trainer:
         FirstLook.of(run, ranks, (model, task, optimizer), loader, evaluations.values(), max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
-        silent,
         average,
         micro_batches if train.micro_batch_size == "auto" else None,
         ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,

@@ -43,7 +43,7 @@ from hpctrain.tracking.tracker import Tracker
 _LOG_EVERY = 200  # steps, at most, where train.log_every says nothing
 
 
-def report_every(train: TrainConfig, max_steps: int) -> int:
+def _report_every(train: TrainConfig, max_steps: int) -> int:
     """Return the steps from one report of metrics to the next, in a run of so many."""
     return train.log_every or max(1, min(_LOG_EVERY, max_steps // 10))
 
@@ -113,7 +113,7 @@ class Around:
         if ranks.world_size > 1:
             say = partial(notes.say, "slow_rank")
             slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
-        every = report_every(config.train, max_steps), saves.every_steps, saves.at_end
+        every = _report_every(config.train, max_steps), saves.every_steps, saves.at_end
         return Stepping(
             feed=feed,
             saving=Saving(self.checkpointer, Every(*every), self._timer, self._best()),

@@ -211,22 +211,6 @@ def test_checkpoints_go_on_with_another_pipeline(source: str, to: str, tmp_path:
         within(difference(result, rest), EXACT)
 
 
-def bubbles(made: Cell) -> list[dict[str, float]]:
-    training = build(made)
-    found = []
-    for step in range(2):
-        training.step(training._share(lengths(24)), 0.1)
-        found.append(training.step.totals.means())
-        assert training.step.totals.names == ["loss", "bubble"], step
-    return found
-
-
-def test_the_bubble_is_measured() -> None:
-    for first, second in run_ranks(bubbles, 2, cell("untied", 2)):
-        assert first["bubble"] != first["bubble"], "torch learns the shapes in the first step"
-        assert 0 < second["bubble"] < 1
-
-
 @pytest.mark.parametrize(
     ("name", "parts", "expected"),
     [
@@ -385,7 +369,7 @@ def test_an_error_in_a_stage_has_its_own_text() -> None:
 
 def test_totals_go_on_when_their_names_change() -> None:
     totals = Totals()
-    totals.add(["loss", "bubble"], torch.tensor([6.0, 3.0, 1.0, 2.0]))
+    totals.add(["loss", "error"], torch.tensor([6.0, 3.0, 1.0, 2.0]))
     totals.add(["loss"], torch.tensor([2.0, 1.0]))
-    totals.add(["bubble", "loss"], torch.tensor([1.0, 4.0, 0.0, 0.0]))
-    assert totals.means() == {"bubble": 0.25, "loss": 2.0}
+    totals.add(["error", "loss"], torch.tensor([1.0, 4.0, 0.0, 0.0]))
+    assert totals.means() == {"error": 0.25, "loss": 2.0}

@@ -13,7 +13,6 @@ The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -40,7 +39,6 @@ from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
     flat,
-    joined,
     on_device,
     tensor_of,
 )
@@ -92,7 +90,6 @@ class PipelineModel(ParallelModel):
         self._unused = []
         if mesh.dp_cp_size > 1:
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
-        self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}  # of the sums, in training and in evaluations
         self._work: _Work | None = None
@@ -105,18 +102,17 @@ class PipelineModel(ParallelModel):
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
-        The ranks of a pipeline have the same batch. The sums also have `bubble`, to which every
-        rank adds the seconds in which it has waited, and all seconds of the step.
+        The ranks of a pipeline have the same batch.
         """
         names, values = self._run(task, batch, train=True)
         for unused in self._unused:
             unused.average()
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return [*names, "bubble"], joined(values, self._clock.read())
+        return names, values
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
-        """Return the names and sums of a forward pass, without `bubble`."""
+        """Return the names and sums of a forward pass."""
         with torch.no_grad():
             return self._run(task, batch, train=False)
 
@@ -150,7 +146,7 @@ class PipelineModel(ParallelModel):
         self._work = work = _Work(task, micros, self.precision.scale / len(batch["mask"]))
         run = schedule.step if train else schedule.eval
         try:
-            with self._loss(), self._clock.step(train):
+            with self._loss():
                 run(*arguments, target=target, return_outputs=False, **others)
         except RuntimeError as error:
             cause = error.__cause__
@@ -182,9 +178,8 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock, stage.whole = self._clock, set()
+            stage.whole = set()
             stage.experts = [*filter(counts_loads, stage.submod.modules())]
-        self._clock.skip()  # torch runs a micro-batch to learn the shapes
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
         )
@@ -203,7 +198,7 @@ class PipelineModel(ParallelModel):
         """Return the part of the loss of the micro-batch `number`, and keep its sums."""
         assert self._work is not None
         work, index = self._work, int(number)
-        with self._clock, self.precision.forward():
+        with self.precision.forward():
             sums = checked(work.task.sums(outputs, work.micros[index]))
         # torch computes a loss once more to learn shapes, so the same number may come again.
         work.sums[index] = flat(sums)
@@ -231,61 +226,9 @@ def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kw
     return outputs.clone() if outputs._is_view() else outputs
 
 
-class _Clock:
-    """Measures how long a rank computes during a step, and how long the step takes.
-
-    As a context it measures one computation. On a GPU these are times of its stream. They are read
-    when the GPU has passed them, so that no step waits.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda, self._skipped = device.type == "cuda", False
-        self._begin: Any = None
-        self._busy: list[tuple[Any, Any]] = []
-        self._steps: list[list[tuple[Any, Any]]] = []
-
-    def __enter__(self) -> None:
-        self._begin = self._now()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.append((self._begin, self._now()))
-
-    def skip(self) -> None:
-        """Leave out the next step."""
-        self._skipped = True
-
-    @contextmanager
-    def step(self, counts: bool) -> Iterator[None]:
-        """Measure a step; `counts` tells whether `read` shall return it."""
-        self._busy, begin = [], self._now()
-        yield
-        if counts and not self._skipped:
-            self._steps.append([(begin, self._now()), *self._busy])
-        self._skipped = False
-
-    def read(self) -> list[float]:
-        """Return once the seconds without computation, and all seconds, of steps that are over."""
-        idle = total = 0.0
-        while self._steps and (not self._cuda or self._steps[0][0][1].query()):
-            whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))
-            idle, total = idle + whole - sum(busy), total + whole
-        return [idle, total]
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end) / 1000 if self._cuda else end - begin)
-
-
 class _Stage(PipelineStage):
-    """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
+    """A stage that counts loads of experts, may come after frozen ones, and can be evaluated."""
 
-    clock: _Clock
     experts: list[Any]
     whole: set[int]
 
@@ -293,8 +236,7 @@ class _Stage(PipelineStage):
         if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
             for module in self.experts:
                 module.start_loads()
-        with self.clock:
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(
         self,
@@ -310,15 +252,13 @@ class _Stage(PipelineStage):
             full_backward = not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
             if full_backward:
                 self.whole.add(bwd_chunk_id)
-        with self.clock:
-            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
         if bwd_chunk_id in self.whole:
             self.whole.remove(bwd_chunk_id)
             return None
-        with self.clock:
-            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+        return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def get_local_bwd_output(self, mb_index: int) -> Any:
         """Return the gradient of the input; in an evaluation torch asks for it and raises."""
@@ -330,7 +270,3 @@ class _Stage(PipelineStage):
         """Take the gradient of the output from the next stage, which is on the same rank."""
         if self.has_backward:
             super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
-
-    def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock:
-            return super().perform_reduce_grad(*args, **kwargs)

@@ -17,6 +17,7 @@ from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import (
+    Exchange,
     Numbers,
     added,
     listed,
@@ -28,7 +29,6 @@ from hpctrain.engine.parallel.reducing.scalars import (
 )
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part, overriding
-from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.supervised.schedule import rate_ratios, set_rates
 from hpctrain.engine.tasks.task import Task, at_step, derived
 

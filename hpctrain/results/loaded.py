@@ -122,7 +122,7 @@ class LoadedRun:
             StorageError: The checkpoint is missing or damaged.
         """
         from hpctrain.config.model_sections import ModelSections
-        from hpctrain.engine.building.build_model import trained_model
+        from hpctrain.results.trained_model import trained_model
 
         self.find_code("load_run(RUN).model")
         checkpoint = self.checkpoint(step, best=best)

@@ -13,7 +13,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.engine.building.build_model import load_trained
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group
 from hpctrain.engine.parallel.precision import default_dtype
@@ -22,6 +21,7 @@ from hpctrain.engine.supervised.evaluations import evaluate
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
 from hpctrain.results.fitting_layout import fit_batch
+from hpctrain.results.trained_model import load_trained
 from hpctrain.runs.checkpoints.manifest import Manifest
 
 _FIRST_S = 2.0  # until the line that estimates the time

@@ -17,11 +17,11 @@ from torch import nn
 
 from hpctrain.config.model_sections import ModelSections
 from hpctrain.data.tokenizer import DatasetTokenizer
-from hpctrain.engine.building.build_model import trained_model
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import unused_gpu
 from hpctrain.errors import ConfigError
 from hpctrain.results.loaded import LoadedRun
+from hpctrain.results.trained_model import trained_model
 from hpctrain.tasks import LanguageModel
 
 log = logging.getLogger(__name__)

@@ -13,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.tokenizer import DatasetTokenizer
-from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums, field, in_default_dtype
+from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.tasks.batches import field, in_default_dtype
 from hpctrain.tasks.labels import Labels
 
 log = logging.getLogger(__name__)

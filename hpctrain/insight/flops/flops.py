@@ -10,17 +10,20 @@ checkpointing computes twice count once, so the number is the same for every str
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
 from hpctrain.engine.parallel.precision import wide_batch
-from hpctrain.engine.parallel.preparing.initial import Build, skeleton, without_memory
+from hpctrain.engine.parallel.preparing.initial import Build, allocate, skeleton
 from hpctrain.engine.tasks.task import SplitTask, Task
 from hpctrain.insight.flops.identical_blocks import measured_by_block
 from hpctrain.models.experts import used_evenly
@@ -71,7 +74,7 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
     except Exception as error:  # an operation needs values, which tensors on meta do not have
         log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
     try:
-        with without_memory(model), sdpa_kernel(SDPBackend.MATH):
+        with _without_memory(model), sdpa_kernel(SDPBackend.MATH):
             fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in batch.items()}
             return _counted(model, task, fakes, tokens)
     except Exception as error:
@@ -98,6 +101,23 @@ def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
     finally:
         model.zero_grad(set_to_none=True)
     return Flops(first // rows, (first + second) // rows, tokens)
+
+
+@contextmanager
+def _without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            allocate(model, torch.device("cpu"))
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
 
 
 def tokens_of(task: Task, batch: Batch) -> int:

@@ -1,18 +1,69 @@
-"""What a config says of a model and of the weights that it starts from."""
+"""Parts of a config: for a loop, and for a model with the weights that it starts from."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from hpctrain.base.extensions import offered
+from hpctrain.config.rules.combinations import sync_problems
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.config.schema import (
     CheckpointConfig,
     Config,
+    DataConfig,
     LoRAConfig,
     OptimizerConfig,
+    ParallelConfig,
     PrecisionConfig,
+    SchedulerConfig,
+    TrainConfig,
 )
+
+
+@dataclass(frozen=True)
+class LoopSections:
+    """What a loop is given of a config: what decides its numbers, and the files that it reads.
+
+    Where and how its jobs run, and who is told of it, are not in it.
+    """
+
+    seed: int
+    metric: str
+    output_dir: str
+    model: dict[str, Any]
+    task: dict[str, Any]
+    hooks: list[dict[str, Any]]
+    hardware: dict[str, Any]
+    data: DataConfig
+    optimizer: OptimizerConfig
+    scheduler: SchedulerConfig
+    train: TrainConfig
+    precision: PrecisionConfig
+    parallel: ParallelConfig
+    checkpoint: CheckpointConfig
+    cores: int  # of each rank
+    requested: Callable[[], list[RequestedMetric]]  # metrics that only a training can check
+    may_sync: Callable[[Degrees], bool]  # whether train.sync_batchnorm is possible
+    cures: Callable[[int], str]  # what to change where so many ranks have too little memory
+
+    @classmethod
+    def of(cls, config: Config) -> LoopSections:
+        """Return these sections of a config."""
+        named = [
+            *("seed", "metric", "output_dir", "model", "task", "hooks", "hardware", "data"),
+            *("optimizer", "scheduler", "train", "precision", "parallel", "checkpoint"),
+        ]
+        return cls(
+            **{name: getattr(config, name) for name in named},
+            cores=config.launch.cpus_per_task,
+            requested=partial(RequestedMetric.of, config),
+            may_sync=lambda degrees: not any(sync_problems(config, degrees)),
+            cures=lambda ranks: str(offered("cures")("one row", config, ranks)),
+        )
 
 
 @dataclass(frozen=True)

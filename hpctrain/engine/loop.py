@@ -19,7 +19,6 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.rules.batch_sizes import BatchSizes, nodes_problem, parts_of_ramp
-from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
@@ -68,8 +67,7 @@ def supervised(session: Session) -> None:
         if is_out_of_memory(error):
             sizes, ranks = trainer.micro_batches, place.ranks
             if sizes is None or (rows := sizes.smaller) is None:
-                cures = offered("cures")("one row", place.config, ranks.world_size)
-                log.error("out of memory: %s", cures)
+                log.error("out of memory: %s", place.config.cures(ranks.world_size))
             else:
                 _lower_micro_batch(place.run, ranks, sizes.rows, rows)
         raise
@@ -184,7 +182,7 @@ def build(place: Place) -> Trainer:
         micro_batches if train.micro_batch_size == "auto" else None,
         ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
         *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
-        Evaluations(step, evaluations, train.eval_every, RequestedMetric.of(config), average),
+        Evaluations(step, evaluations, train.eval_every, config.requested(), average),
         schedule,
         *patience_of(train),
         watch,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -85,7 +86,7 @@ def restored(
         process_group(ranks, config.parallel, config.launch, folder) as device,
         default_dtype(config.precision),
     ):
-        parts = Parts(config, ranks, device)
+        parts = Parts(LoopSections.of(config), ranks, device)
         model = parts.model(divided_loss=divided_loss, trains=False)
         load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
         saved = Manifest.read(checkpoint)

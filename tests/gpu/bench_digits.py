@@ -14,6 +14,7 @@ import statistics
 import torch
 import torch.nn.functional as F
 
+from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.engine.building.build_optimizer import build_optimizer
@@ -38,7 +39,9 @@ def main() -> None:
     config, mesh = Config(), Mesh(Degrees(), 0, device)
     made = functools.partial(MLP, 64, [256, 256], 10)
     precision = Precision(config.precision, device)
-    model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
+    model = parallelize(
+        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
+    )
     optimizer = build_optimizer(config.optimizer, model)
     own = step_of(model, Classification(), optimizer, clip_norm=CLIP)
     samples = {name: values.to(device) for name, values in batch(64).items()}

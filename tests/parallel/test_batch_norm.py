@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
+from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -166,7 +167,7 @@ def said(
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        training = training_of(config, mesh)
+        training = training_of(LoopSections.of(config), mesh)
         advice = training.accumulate, training.norm, training.may_sync
         prepare_batch_norms(model, mesh, config.train, *advice, trains=trains)
     return "\n".join(record.getMessage() for record in caplog.records)

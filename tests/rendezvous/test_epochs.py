@@ -9,8 +9,10 @@ import pytest
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.attempt import Attempt
+from hpctrain.engine.job.fit import told
 from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import DataError
 from hpctrain.runs.run_dir import RunDir
@@ -51,7 +53,8 @@ def test_the_last_line_is_the_epoch(
 
 
 def attempt(run: RunDir) -> Attempt:
-    return Attempt(Config(), run, RankInfo("slurm", job_id="7_1", step_id=1))
+    what = told(Config(), JobRequest.of(Config()), run)
+    return Attempt(what, run, RankInfo("slurm", job_id="7_1", step_id=1))
 
 
 def fails(run: RunDir) -> None:

@@ -26,7 +26,9 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
 from hpctrain.config.frozen import plain, targets
+from hpctrain.config.identity import chosen
 from hpctrain.config.job_request import JobRequest
+from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate
@@ -37,7 +39,7 @@ from hpctrain.engine.faults.collectives import where
 from hpctrain.engine.faults.health import RolledBack
 from hpctrain.engine.faults.observed import named_if_late
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.job.attempt import Attempt
+from hpctrain.engine.job.attempt import Attempt, Told
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.clocks import Account, process_began
 from hpctrain.engine.session import Session, Stopped
@@ -105,10 +107,11 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
         offered("preflight").wait_for_gpus(config.parallel.device, config.launch, run, ranks)
+    job = JobRequest.of(config)
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
-        Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
+        Attempt(told(config, job, run), run, ranks) if ranks.is_main else nullcontext() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.attempt_key),
@@ -124,7 +127,7 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             # Rank 0 holds the lock of the run.
             stop.watch(StopRequest.path(run.path), partial(_end_if_over, run, ranks))
         if not ranks.piece:
-            asked = JobRequest.of(config), config.parallel, config.network, config.data
+            asked = job, config.parallel, config.network, config.data
             offered("preflight").check_nodes(*asked, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             since = process_began() if began is None else began
@@ -146,6 +149,16 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         assert rank.outcome is not None
         if attempt:
             attempt.ended(rank.outcome, stop.reason)
+
+
+def told(config: Config, job: JobRequest, run: RunDir) -> Told:
+    """Return what rank 0 is told of a config, for the record of an attempt."""
+    record = run.read()
+    return Told(
+        *(job, config.checkpoint, config.tracking, config.notify, config.data, config.metric),
+        device=config.parallel.device,
+        chosen=chosen(config, [*record.overrides, *record.swept]),
+    )
 
 
 def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
@@ -185,9 +198,8 @@ class _Rank:
         """Return what a session begins with, once more after a rollback."""
         self.account.enter("startup")
         tracker = self.attempt.tracker if self.attempt else Tracker()
-        place = Place(
-            *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
-        )
+        sections, rank = LoopSections.of(self.config), (self.run, self.ranks, self.device)
+        place = Place(sections, *rank, tracker, self.stop, self.account)
         if self.ranks.is_main:
             named = [*targets(plain(self.config))]
             place = replace(place, begun=partial(trained_code.record, self.run, named, _MODULES))

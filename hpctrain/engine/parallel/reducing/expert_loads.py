@@ -71,4 +71,4 @@ def compute_eagerly(model: nn.Module) -> None:
     """Let torch.compile leave out the experts: it would compile for each number of tokens."""
     for module in model.modules():
         if counts_loads(module):
-            module.forward = torch.compiler.disable(module.forward)  # type: ignore[method-assign]
+            module.forward = torch.compiler.disable(module.forward)

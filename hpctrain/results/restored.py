@@ -12,7 +12,7 @@ from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group
@@ -65,7 +65,12 @@ class Restored:
 
 @contextmanager
 def restored(
-    config: Config, checkpoint: Path, folder: Path, *, divided_loss: bool = True
+    config: LoopSections,
+    launch: LaunchConfig,
+    checkpoint: Path,
+    folder: Path,
+    *,
+    divided_loss: bool = True,
 ) -> Iterator[Restored]:
     """Yield the model of a run on the ranks that were started; all ranks call this together.
 
@@ -83,10 +88,10 @@ def restored(
         ) from error
     fit_batch(config.train, config.parallel, degrees)
     with (
-        process_group(ranks, config.parallel, config.launch, folder) as device,
+        process_group(ranks, config.parallel, launch, folder) as device,
         default_dtype(config.precision),
     ):
-        parts = Parts(LoopSections.of(config), ranks, device)
+        parts = Parts(config, ranks, device)
         model = parts.model(divided_loss=divided_loss, trains=False)
         load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
         saved = Manifest.read(checkpoint)

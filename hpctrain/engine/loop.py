@@ -35,7 +35,6 @@ from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.profiled_steps import ProfiledSteps
 from hpctrain.engine.parts.watch import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
@@ -180,7 +179,7 @@ def build(place: Place) -> Trainer:
         step,
         average,
         micro_batches if train.micro_batch_size == "auto" else None,
-        ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
+        offered("profile")(profiled, run.path / "profile", ranks.rank) if profiled else None,
         *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
         Evaluations(step, evaluations, train.eval_every, config.requested(), average),
         schedule,

@@ -16,9 +16,9 @@ from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable
-from hpctrain.config.model_sections import LoopSections, ModelSections
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections, ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.runs import trust

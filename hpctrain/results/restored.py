@@ -10,9 +10,9 @@ from pathlib import Path
 
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import LaunchConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from hpctrain.config.model_sections import ModelSections
+from hpctrain.config.sections import ModelSections
 from hpctrain.data.tokenizer import DatasetTokenizer
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import unused_gpu

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import CheckpointConfig, LoRAConfig, TrainConfig
+from hpctrain.config.sections import ModelSections
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.build_model import stages_of, start_weights
 from hpctrain.engine.building.instantiate import instantiate

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import distributed
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision

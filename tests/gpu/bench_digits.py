@@ -14,9 +14,9 @@ import statistics
 import torch
 import torch.nn.functional as F
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh

@@ -28,9 +28,9 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of

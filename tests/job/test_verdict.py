@@ -39,11 +39,10 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.requeue import cause_of_step
 from hpctrain.config.frozen import dump
-from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.job import attempt as job_attempt
 from hpctrain.engine.job import verdict as job_verdict
-from hpctrain.engine.job.fit import told
 from hpctrain.engine.job.verdict import close_tracking
 from hpctrain.errors import (
     DataError,
@@ -489,7 +488,7 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     ranks = RankInfo("slurm", hosts=hosts, job_id=JOB, restart_count=1)
     error = NoGpuError("the job has GPUs, but torch sees no GPU here, on n2")
     error.hosts = ["n2"]
-    what = told(config, JobRequest.of(config), run)
+    what = RunSections.of(config)
     job_attempt.Attempt(what, run, ranks)._record_failure(error)
     assert run_json(run.path)["state"] == ("interrupted" if bad else "failed")
     assert asked == [(JOB, "n2")] * bool(bad)
@@ -523,7 +522,7 @@ def test_another_port_is_taken_by_a_restart(
         (run.path / "epochs").write_text(f"{JOB} 0 0\n")
     error = PortTakenError("port 12028 on n1 is taken (Address already in use)")
     fail(run, error)
-    what = told(Config(), JobRequest.of(Config()), run)
+    what = RunSections.of(Config())
     job_attempt.Attempt(what, run, ranks)._record_failure(error)
     assert done == asked
     assert after_srun(run, 5, AttemptKey(JOB, 0), inside=loop) == word

@@ -12,12 +12,12 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import distributed, nn
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh

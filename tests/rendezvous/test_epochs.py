@@ -9,10 +9,9 @@ import pytest
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.job.attempt import Attempt
-from hpctrain.engine.job.fit import told
 from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import DataError
 from hpctrain.runs.run_dir import RunDir
@@ -53,7 +52,7 @@ def test_the_last_line_is_the_epoch(
 
 
 def attempt(run: RunDir) -> Attempt:
-    what = told(Config(), JobRequest.of(Config()), run)
+    what = RunSections.of(Config())
     return Attempt(what, run, RankInfo("slurm", job_id="7_1", step_id=1))
 
 

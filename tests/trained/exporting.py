@@ -12,8 +12,8 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config, LoRAConfig, PrecisionConfig
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.starting_point import start_from

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
-from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
@@ -62,7 +62,7 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
 # Prints by how many bytes the process has grown at most.
 MEASURED = """
 import json, pathlib, sys
-from hpctrain.config.model_sections import ModelSections
+from hpctrain.config.sections import ModelSections
 from hpctrain.config.schema import Config
 from hpctrain.engine.layers.lora import Adapted
 from hpctrain.results.exporting.exporter import Exporter

@@ -13,9 +13,9 @@ from functools import cached_property, partial
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.model_sections import LoopSections
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
 from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.build_data import DataBuilder
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.mesh import Mesh

@@ -7,9 +7,8 @@ import logging
 import math
 import os
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -27,9 +26,8 @@ from hpctrain.base.processes.causes import (
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
-from hpctrain.config.job_request import JobRequest
 from hpctrain.config.metric_registry import RUNG
-from hpctrain.config.schema import CheckpointConfig, DataConfig, NotifyConfig, TrackingConfig
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
@@ -56,20 +54,6 @@ from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Told:
-    """What rank 0 is told of a config: what it records, and where."""
-
-    job: JobRequest
-    checkpoint: CheckpointConfig
-    tracking: TrackingConfig
-    notify: NotifyConfig
-    data: DataConfig
-    metric: str
-    device: str  # `parallel.device`
-    chosen: Mapping[str, Any]  # the values that differ from their defaults, by key
-
-
 class Attempt:
     """The attempt of rank 0: a context manager that records an exception as a failure.
 
@@ -78,8 +62,9 @@ class Attempt:
 
     tracker: Tracker = Tracker()  # until it has entered
 
-    def __init__(self, told: Told, run: RunDir, ranks: RankInfo) -> None:
-        self._told, self._run, self._ranks = told, run, ranks
+    def __init__(self, config: RunSections, run: RunDir, ranks: RankInfo) -> None:
+        self._config, self._run, self._ranks = config, run, ranks
+        self._of_loop = config.of_loop
 
     def __enter__(self) -> Self:
         ranks = self._ranks
@@ -90,7 +75,7 @@ class Attempt:
                 put_back(self._run.checkpoints)
                 first_step = self._run.last_checkpoint()
             self._drop_old_stop_request()
-            facts = run_page.environment(self._told.job.site.container.image)
+            facts = run_page.environment(self._config.job.site.container.image)
             self._code = code = trained_code.changes(self._run) if first_step else ""
             self._run.begin_attempt(
                 environment=facts,
@@ -109,9 +94,9 @@ class Attempt:
             )
             stack.push(self._failed)  # called for every exception from here on
             if not is_new:
-                refuse_lost_checkpoints(self._run, self._told.checkpoint)
+                refuse_lost_checkpoints(self._run, self._of_loop.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
-            devices.kind(self._told.device, self._told.job.launch.gpus_per_node)
+            devices.kind(self._of_loop.parallel.device, self._config.job.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)
@@ -119,7 +104,9 @@ class Attempt:
             tags = run_page.tags(self._run, ranks, facts)
             if code:
                 tags["hpctrain.code_changed"] = code
-            self.tracker.start(dict(self._told.chosen), tags)
+            record = self._run.read()
+            values = self._config.chosen([*record.overrides, *record.swept])
+            self.tracker.start(values, tags)
             self._record_data()
             self._stack = stack.pop_all()
         return self
@@ -161,7 +148,7 @@ class Attempt:
         """Decide at once on an error of the start, which only rank 0 knows."""
         if not isinstance(error, NoGpuError | PortTakenError):
             return
-        job, hosts = self._told.job, list[str]()
+        job, hosts = self._config.job, list[str]()
         if isinstance(error, NoGpuError):
             hosts = offered("preflight").lost_gpu(job, self._run, self._ranks, error.hosts)
         # If MASTER_PORT names the port, a restart would find the same.
@@ -205,7 +192,8 @@ class Attempt:
         wrong = [
             f"{name} is {value}"
             for name, value in outcome.metrics.items()
-            if not math.isfinite(value) and (name == self._told.metric or name.startswith("val/"))
+            if not math.isfinite(value)
+            and (name == self._of_loop.metric or name.startswith("val/"))
         ]
         not_finite = f"not finite: {', '.join(wrong)}" if wrong else ""
         reason = "; ".join(filter(None, (outcome.reason, not_finite)))
@@ -258,7 +246,7 @@ class Attempt:
             stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
-        tracking, notify = self._told.tracking, self._told.notify
+        tracking, notify = self._config.tracking, self._config.notify
         if not tracking.enabled:
             return Tracker()
         if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
@@ -289,8 +277,8 @@ class Attempt:
 
     def _record_data(self) -> None:
         """Record the data sets."""
-        if not self._told.tracking.enabled:
+        if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
-            for facts in run_page.data_sets(self._told.data):
+            for facts in run_page.data_sets(self._of_loop.data):
                 self.tracker.log_dataset(facts)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.model_sections import LoopSections
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parts.clocks import Account
 from hpctrain.runs.run_dir import RunDir

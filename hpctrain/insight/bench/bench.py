@@ -126,7 +126,7 @@ def bench_of(
     hardware: Hardware | None = None,
 ) -> Bench:
     """Return the benchmark of a config; building a training may write into the folder."""
-    from hpctrain.config.model_sections import LoopSections
+    from hpctrain.config.sections import LoopSections
     from hpctrain.engine.loop import build
     from hpctrain.engine.parts.clocks import Account
     from hpctrain.engine.steps.place import Place

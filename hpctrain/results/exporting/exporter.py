@@ -21,7 +21,7 @@ from torch import nn
 from hpctrain import __version__
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import sync
-from hpctrain.config.model_sections import ModelSections
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights

@@ -1,13 +1,16 @@
-"""Parts of a config: for a loop, and for a model with the weights that it starts from."""
+"""Parts of a config: for an attempt at a run, for its loop, and for a model with its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hpctrain.base.extensions import offered
+from hpctrain.config.frozen import plain, targets
+from hpctrain.config.identity import chosen
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import RequestedMetric
@@ -16,10 +19,14 @@ from hpctrain.config.schema import (
     Config,
     DataConfig,
     LoRAConfig,
+    MonitorConfig,
+    NetworkConfig,
+    NotifyConfig,
     OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
     SchedulerConfig,
+    TrackingConfig,
     TrainConfig,
 )
 
@@ -63,6 +70,32 @@ class LoopSections:
             requested=partial(RequestedMetric.of, config),
             may_sync=lambda degrees: not any(sync_problems(config, degrees)),
             cures=lambda ranks: str(offered("cures")("one row", config, ranks)),
+        )
+
+
+@dataclass(frozen=True)
+class RunSections:
+    """What an attempt at a run is given of a config, beside what its loop is given."""
+
+    of_loop: LoopSections
+    job: JobRequest
+    loop: dict[str, Any]
+    network: NetworkConfig
+    monitor: MonitorConfig
+    tracking: TrackingConfig
+    notify: NotifyConfig
+    targets: list[str]  # every `_target_`, whose code is recorded
+    # Returns the values that differ from their defaults, or that these overrides name.
+    chosen: Callable[[Iterable[str]], dict[str, Any]]
+
+    @classmethod
+    def of(cls, config: Config) -> RunSections:
+        """Return these sections of a config."""
+        return cls(
+            *(LoopSections.of(config), JobRequest.of(config), config.loop, config.network),
+            *(config.monitor, config.tracking, config.notify),
+            targets=[*targets(plain(config))],
+            chosen=partial(chosen, config),
         )
 
 

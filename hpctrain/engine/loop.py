@@ -35,7 +35,7 @@ from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.parts.notes import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping

@@ -13,8 +13,7 @@ import torch
 from hpctrain.base.names.run_record import Note
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.watch import Watch
+from hpctrain.engine.parts.notes import Notes, Watch
 from hpctrain.errors import HealthError
 from tests.parallel.parity import Cell, build
 

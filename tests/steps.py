@@ -23,10 +23,10 @@ from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display
-from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.steps.saving import Every, Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations

@@ -27,7 +27,7 @@ ROOMS = ["__init__", *CORE, *EXTENSIONS, *DOORS]
 NO_TORCH = (
     "api base cli cluster config data.shards engine.faults.early_signals engine.faults.limits "
     "engine.faults.observed engine.faults.observer engine.faults.process_state "
-    "engine.job.compile_cache engine.job.here engine.job.pieces engine.job.verdict errors "
+    "engine.job.compile_cache engine.job.here engine.job.verdict errors "
     "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
     "insight.report launch results.commands runs search tracking"
 )

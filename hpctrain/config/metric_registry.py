@@ -68,11 +68,6 @@ SKIPPED_STEPS = _metric(
     "The steps that were left out, because a number was not finite (train.nonfinite).",
 )
 _metric(
-    "train/bubble",
-    "The part of the time in which a stage of the pipeline had nothing to do, the mean over the "
-    "stages.",
-)
-_metric(
     "train/expert_load_max",
     "The tokens of the busiest expert, divided by those that each would have if all had equally "
     "many; the largest of all layers.",

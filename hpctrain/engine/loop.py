@@ -19,7 +19,6 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.config.rules.batch_sizes import BatchSizes, nodes_problem, parts_of_ramp
-from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
@@ -28,9 +27,7 @@ from hpctrain.engine.building.build_steps import (
     notes_of,
     parts_of_user,
     patience_of,
-    report_every,
 )
-from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.looking.first_look import FirstLook
@@ -38,8 +35,7 @@ from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.profiled_steps import ProfiledSteps
-from hpctrain.engine.parts.watch import SilentLayers, Watch
+from hpctrain.engine.parts.notes import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
@@ -70,8 +66,7 @@ def supervised(session: Session) -> None:
         if is_out_of_memory(error):
             sizes, ranks = trainer.micro_batches, place.ranks
             if sizes is None or (rows := sizes.smaller) is None:
-                cures = offered("cures")("one row", place.config, ranks.world_size)
-                log.error("out of memory: %s", cures)
+                log.error("out of memory: %s", place.config.cures(ranks.world_size))
             else:
                 _lower_micro_batch(place.run, ranks, sizes.rows, rows)
         raise
@@ -158,11 +153,8 @@ def build(place: Place) -> Trainer:
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = None if train.ema is None else Average(model, train.ema)
-    notes, after = notes_of(place), 2 * effective.warmup_steps
-    silent = watch = None
-    if train.watch != "off":
-        silent = SilentLayers(model, report_every(train, max_steps))
-        watch = Watch(notes, train.watch, max_steps=max_steps, after=after, silent=silent)
+    notes = notes_of(place)
+    watch = Watch(notes, train.watch, max_steps=max_steps) if train.watch != "off" else None
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,
@@ -185,12 +177,11 @@ def build(place: Place) -> Trainer:
         FirstLook.of(run, ranks, (model, task, optimizer), loader, evaluations.values(), max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
-        silent,
         average,
         micro_batches if train.micro_batch_size == "auto" else None,
-        ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
+        offered("profile")(profiled, run.path / "profile", ranks.rank) if profiled else None,
         *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
-        Evaluations(step, evaluations, train.eval_every, RequestedMetric.of(config), average),
+        Evaluations(step, evaluations, train.eval_every, config.requested(), average),
         schedule,
         *patience_of(train),
         watch,
@@ -203,7 +194,7 @@ def build(place: Place) -> Trainer:
         counts=lambda: step.totals.counts,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=(
-            build_utilisation(parts.build, model, parts.whole_task, config.hardware, ranks)
+            offered("utilisation")(parts.build, model, parts.whole_task, config.hardware, ranks)
             if config.hardware or place.device.type == "cuda"
             else None
         ),

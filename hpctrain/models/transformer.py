@@ -22,11 +22,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.engine.layers.attention import Attention, Context, Documents, Masks, Rotation, rotary
-from hpctrain.engine.layers.experts import Experts
-from hpctrain.engine.layers.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.errors import ConfigError
+from hpctrain.models.attention import Attention, Context, Documents, Masks, Rotation, rotary
+from hpctrain.models.experts import Experts
+from hpctrain.models.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm
 from hpctrain.models.model import Model
 from hpctrain.models.transformer_plan import plan_of
 

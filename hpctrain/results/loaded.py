@@ -18,6 +18,7 @@ from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections, ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.runs import trust
@@ -121,8 +122,7 @@ class LoadedRun:
             ConfigError: The model cannot be built.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.config.model_sections import ModelSections
-        from hpctrain.engine.building.build_model import trained_model
+        from hpctrain.results.trained_model import trained_model
 
         self.find_code("load_run(RUN).model")
         checkpoint = self.checkpoint(step, best=best)
@@ -185,7 +185,8 @@ class LoadedRun:
         checkpoint = self.checkpoint(step, best=best)
         if config.data.evaluated is None:
             raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
-        with restored(config, checkpoint, self.meeting_folder()) as trained:
+        given = LoopSections.of(config), config.launch
+        with restored(*given, checkpoint, self.meeting_folder()) as trained:
             feed = trained.parts.data.evaluation()
             assert feed is not None
             return trained.evaluate(feed)
@@ -242,7 +243,8 @@ class LoadedRun:
         folder = Path(os.path.abspath(out))
         meeting = self.meeting_folder()
         refuse_divided_outputs(config.parallel)
-        with restored(config, checkpoint, meeting, divided_loss=False) as trained:
+        given = LoopSections.of(config), config.launch
+        with restored(*given, checkpoint, meeting, divided_loss=False) as trained:
             predict(trained, folder, facts)
         return folder
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import LaunchConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.device_prefetcher import DevicePrefetcher
-from hpctrain.engine.building.build_model import load_trained
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.group import process_group
 from hpctrain.engine.parallel.precision import default_dtype
@@ -22,6 +22,7 @@ from hpctrain.engine.supervised.evaluations import evaluate
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError
 from hpctrain.results.fitting_layout import fit_batch
+from hpctrain.results.trained_model import load_trained
 from hpctrain.runs.checkpoints.manifest import Manifest
 
 _FIRST_S = 2.0  # until the line that estimates the time
@@ -64,7 +65,12 @@ class Restored:
 
 @contextmanager
 def restored(
-    config: Config, checkpoint: Path, folder: Path, *, divided_loss: bool = True
+    config: LoopSections,
+    launch: LaunchConfig,
+    checkpoint: Path,
+    folder: Path,
+    *,
+    divided_loss: bool = True,
 ) -> Iterator[Restored]:
     """Yield the model of a run on the ranks that were started; all ranks call this together.
 
@@ -82,7 +88,7 @@ def restored(
         ) from error
     fit_batch(config.train, config.parallel, degrees)
     with (
-        process_group(ranks, config.parallel, config.launch, folder) as device,
+        process_group(ranks, config.parallel, launch, folder) as device,
         default_dtype(config.precision),
     ):
         parts = Parts(config, ranks, device)

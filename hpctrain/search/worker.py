@@ -10,7 +10,8 @@ process, so that the next one is trained as by a process of its own.
 
 A worker of one rank goes on in the same process after a trial has failed. The process group of
 several ranks cannot be used again after an error: they end, and the batch script starts them again
-(`hpctrain.engine.job.verdict`). For it, `hang.json` in the folder is that of the run in training.
+(`hpctrain.engine.job.verdict`, and `of_worker` of `pieces`). For it, `hang.json` in the folder is
+that of the run in training.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.engine.faults import early_signals as signals
-from hpctrain.engine.job import pieces
 from hpctrain.engine.job.here import log_to_stderr, train_frozen
 from hpctrain.engine.job.verdict import close_tracking, is_over, of_run
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
+from hpctrain.search import pieces
 
 if TYPE_CHECKING:
     from hpctrain.search.trial_run import TrialPiece

@@ -8,10 +8,10 @@ from hpctrain.engine.tasks.task import (
     bind,
     checked,
     derived,
-    field,
     on_device,
     on_part,
 )
+from hpctrain.tasks.batches import field
 from hpctrain.tasks.classification import Classification
 from hpctrain.tasks.language_model import LanguageModel
 from hpctrain.tasks.multi_label import MultiLabel

@@ -12,8 +12,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.task import SplitTask, described, field, in_default_dtype
+from hpctrain.engine.tasks.task import SplitTask, described
 from hpctrain.errors import ConfigError
+from hpctrain.tasks.batches import field, in_default_dtype
 
 _FIRST = 8  # batches, or micro-batches
 _ROUNDED = 1e-2  # probabilities that were mixed in bf16

@@ -12,8 +12,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums, field, in_default_dtype
+from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums
 from hpctrain.errors import ConfigError, DataError
+from hpctrain.tasks.batches import field, in_default_dtype
 from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from hpctrain.tasks.labels import Labels
 

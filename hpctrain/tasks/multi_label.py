@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.task import Sums, described, field, in_default_dtype, prediction
+from hpctrain.engine.tasks.task import Sums, described
 from hpctrain.errors import ConfigError
+from hpctrain.tasks.batches import field, in_default_dtype, prediction
 from hpctrain.tasks.labels import LabelTask
 
 

@@ -7,15 +7,9 @@ from typing import Any
 import torch
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.tasks.task import (
-    SplitTask,
-    Sums,
-    described,
-    field,
-    in_default_dtype,
-    prediction,
-)
+from hpctrain.engine.tasks.task import SplitTask, Sums, described
 from hpctrain.errors import ConfigError
+from hpctrain.tasks.batches import field, in_default_dtype, prediction
 
 _LOSSES = ("mse", "l1", "relative_l2")
 

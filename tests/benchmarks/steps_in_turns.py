@@ -9,6 +9,7 @@ from torch import distributed
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -41,7 +42,7 @@ def ours(
     config.train.accumulate = accumulate
     degrees = Degrees.of(parallel, distributed.get_world_size())
     mesh, precision = Mesh(degrees, distributed.get_rank(), CPU), Precision(config.precision, CPU)
-    how = training_of(config, mesh, loss_parallel)
+    how = training_of(LoopSections.of(config), mesh, loss_parallel)
     made = parallelize(build, config.parallel, mesh, precision, how)
     adam = torch.optim.AdamW(made.parameters)
     return step_of(made, LanguageModel(), adam, clip_norm=1.0)

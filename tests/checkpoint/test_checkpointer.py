@@ -34,11 +34,11 @@ from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.optimizer_state import OptimizerState
 from hpctrain.engine.checkpoint.saved_state import FiniteValues
 from hpctrain.engine.checkpoint.saving.part import RankPart
-from hpctrain.engine.checkpoint.starting_point import load_weights
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError, DamageError, HealthError, MisfitError, StorageError
 from hpctrain.models import MLP
+from hpctrain.results.trained_model import load_weights
 from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage, digest, put_back
 from hpctrain.tasks import Classification

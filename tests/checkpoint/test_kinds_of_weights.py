@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain.engine.checkpoint.starting_point import load_weights, start_from
+from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.models import Transformer
+from hpctrain.results.trained_model import load_weights
 from hpctrain.runs.checkpoints.matching import Match
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from tests.checkpoint.test_starting_weights import LAYOUTS, MORE

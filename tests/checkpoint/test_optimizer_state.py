@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.starting_point import load_weights
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import ConfigError
+from hpctrain.results.trained_model import load_weights
 from tests.parallel.parity import Cell, build, whole
 from tests.parallel.parity import checkpointer as checkpointer_of
 from tests.ranks import run_ranks

@@ -130,8 +130,8 @@ def test_degrees_fill_what_is_left() -> None:
         (
             4,
             None,
-            {"parallel__tp": 2, "train__compression__kind": "topk"},
-            "train.compression.kind=topk with parallel.tp=2: it needs whole replicas (DDP)",
+            {"parallel__tp": 2, "train__compression__kind": "powersgd"},
+            "train.compression.kind=powersgd with parallel.tp=2: it needs whole replicas (DDP)",
         ),
     ],
 )

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
@@ -38,7 +39,9 @@ def main() -> None:
     config, mesh = Config(), Mesh(Degrees(), 0, device)
     made = functools.partial(MLP, 64, [256, 256], 10)
     precision = Precision(config.precision, device)
-    model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
+    model = parallelize(
+        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
+    )
     optimizer = build_optimizer(config.optimizer, model)
     own = step_of(model, Classification(), optimizer, clip_norm=CLIP)
     samples = {name: values.to(device) for name, values in batch(64).items()}

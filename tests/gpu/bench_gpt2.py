@@ -30,6 +30,7 @@ import yaml
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
@@ -89,7 +90,9 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
     made = functools.partial(Transformer, **keys)
     mesh = Mesh(Degrees(), 0, device)
     precision = Precision(config.precision, device)
-    model = parallelize(made, config.parallel, mesh, precision, training_of(config, mesh))
+    model = parallelize(
+        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
+    )
     return model, build_optimizer(config.optimizer, model)
 
 

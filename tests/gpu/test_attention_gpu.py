@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from hpctrain.engine.layers.attention import Attention, Documents, attend
+from hpctrain.engine.layers.attention import attend
 from hpctrain.engine.parallel.context import SequencePart
 from hpctrain.models import Transformer
+from hpctrain.models.attention import Attention, Documents
 from tests.gpu.device import CUDA, on_gpu
 
 pytestmark = on_gpu

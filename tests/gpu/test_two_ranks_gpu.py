@@ -19,7 +19,7 @@ from tests.job.test_train import LONG, opened, wait_for_step
 
 pytestmark = on_device
 TORCHRUN = ("--standalone", "--nproc-per-node=2", "-m", "hpctrain", "experiment=digits")
-KINDS = ("none", "powersgd", "topk", "int8")
+KINDS = ("none", "powersgd")
 
 
 def train(device: str, digits: Path, folder: Path, *arguments: str) -> Path:
@@ -45,7 +45,7 @@ def test_two_ranks_of_ddp_are_those_of_the_cpu(
     assert len(after) >= STEPS - 1
     worst = max(abs(one / other - 1) for one, other in after.values())
     record_property(f"{kind}_loss_difference", worst)
-    # A rounding decides which elements are sent, and of what sign they are.
+    # What is left out depends on rounding.
     assert worst < (1e-3 if kind == "none" else 3e-2)
 
 

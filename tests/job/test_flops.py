@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpctrain.engine.building.flops import (
+from hpctrain.insight.flops.flops import (
     COUNTED,
     count_flops,
     flops_of_training,
     meta_batch,
     tokens_of,
 )
-from hpctrain.engine.parallel.preparing.identical_blocks import alike
+from hpctrain.insight.flops.identical_blocks import alike
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel
 

@@ -10,10 +10,9 @@ from torch import nn
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.flops import build_utilisation
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parts.utilisation import Utilisation
+from hpctrain.insight.flops.utilisation import Utilisation, build_utilisation
 from tests.steps import alone
 
 DIGITS = {

@@ -40,8 +40,8 @@ from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.requeue import cause_of_step
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.job import attempt as job_attempt
-from hpctrain.engine.job import pieces
 from hpctrain.engine.job import verdict as job_verdict
 from hpctrain.engine.job.verdict import close_tracking
 from hpctrain.errors import (
@@ -60,6 +60,7 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state import verdict as state_verdict
 from hpctrain.runs.state.end import End
 from hpctrain.runs.state.verdict import MOST, Room, after_srun, decide, fingerprint
+from hpctrain.search import pieces
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
 from tests.conftest import run_json
@@ -487,7 +488,8 @@ def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     ranks = RankInfo("slurm", hosts=hosts, job_id=JOB, restart_count=1)
     error = NoGpuError("the job has GPUs, but torch sees no GPU here, on n2")
     error.hosts = ["n2"]
-    job_attempt.Attempt(config, run, ranks)._record_failure(error)
+    what = RunSections.of(config)
+    job_attempt.Attempt(what, run, ranks)._record_failure(error)
     assert run_json(run.path)["state"] == ("interrupted" if bad else "failed")
     assert asked == [(JOB, "n2")] * bool(bad)
     assert [*excluded_hosts.read(config.output_dir)] == bad
@@ -520,7 +522,8 @@ def test_another_port_is_taken_by_a_restart(
         (run.path / "epochs").write_text(f"{JOB} 0 0\n")
     error = PortTakenError("port 12028 on n1 is taken (Address already in use)")
     fail(run, error)
-    job_attempt.Attempt(Config(), run, ranks)._record_failure(error)
+    what = RunSections.of(Config())
+    job_attempt.Attempt(what, run, ranks)._record_failure(error)
     assert done == asked
     assert after_srun(run, 5, AttemptKey(JOB, 0), inside=loop) == word
     assert (last(run)["cause"], last(run)["verdict"]) == ("port", word or "failed")
@@ -722,11 +725,12 @@ def test_the_end_of_a_worker_is_judged_by_its_trial(
     worker.mkdir()
     config = Config()
     config.launch.warn_s = 60
-    monkeypatch.setattr(job_verdict, "load", lambda _: config)
+    for module in (job_verdict, pieces):
+        monkeypatch.setattr(module, "load", lambda _: config)
     monkeypatch.setattr(RunDir, "open", lambda path: RunDir(path))
 
     def word_of(code: int) -> tuple[RunDir | None, str]:
-        return job_verdict._of_worker(worker, code, step)
+        return pieces.of_worker(worker, code, step)
 
     # Between two trials: what killed it is not the fault of one.
     assert [word_of(code)[1] for code in (KILLED, 1, 130)] == ["restart", "", ""]
@@ -756,5 +760,5 @@ def test_the_end_of_a_worker_is_judged_by_its_trial(
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 100))
     assert word_of(KILLED) == (None, "requeue")
     # Steps that end before they begin a piece are not started again for ever.
-    assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=5)) == (None, "requeue")
-    assert job_verdict._of_worker(worker, KILLED, step._replace(step_id=6)) == (None, "")
+    assert pieces.of_worker(worker, KILLED, step._replace(step_id=5)) == (None, "requeue")
+    assert pieces.of_worker(worker, KILLED, step._replace(step_id=6)) == (None, "")

@@ -12,11 +12,10 @@ import pytest
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.base.processes.causes import GPU_MEMORY
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.engine.job import pieces
 from hpctrain.engine.job.attempt import Attempt
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
-from hpctrain.search import worker
+from hpctrain.search import pieces, worker
 from tests.conftest import runs
 from tests.made_runs import make_run
 

@@ -13,10 +13,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
-from hpctrain.engine.layers import attention
-from hpctrain.engine.layers.attention import Documents, attend
+from hpctrain.engine.layers.attention import attend
 from hpctrain.engine.parallel.context import SequencePart, causal_mask
-from hpctrain.models import Transformer
+from hpctrain.models import Transformer, attention
+from hpctrain.models.attention import Documents
 from tests.bounds import EXACT
 
 LENGTH = 8

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.engine.layers.expert_bank import grouped, one_by_one
-from hpctrain.engine.layers.experts import Experts
 from hpctrain.models import Transformer
+from hpctrain.models.expert_bank import grouped, one_by_one
+from hpctrain.models.experts import Experts
 from tests.bounds import EXACT
 
 

@@ -12,10 +12,10 @@ import yaml
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpctrain.engine.layers.attention import Attention, rotary, rotate
-from hpctrain.engine.layers.layers import Linear
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP, ConvNet, Transformer
+from hpctrain.models.attention import Attention, rotary, rotate
+from hpctrain.models.layers import Linear
 from tests.bounds import EXACT
 from tests.conftest import ROOT
 

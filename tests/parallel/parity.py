@@ -17,6 +17,7 @@ from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, OptimizerConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
 from hpctrain.engine.building.parts import training_of
@@ -263,7 +264,7 @@ def spread(
 ) -> ParallelModel:
     """Return a model on the ranks of the present process group."""
     mesh, precision = mesh_of(config, device), precision_of(config, device)
-    training = training_of(config, mesh, loss_parallel, arguments)
+    training = training_of(LoopSections.of(config), mesh, loss_parallel, arguments)
     return parallelize(build, config.parallel, mesh, precision, training)
 
 
@@ -274,7 +275,7 @@ def build(cell: Cell, health: Health | None = None) -> Training:
     if made.precision.compute == "fp16":
         precision.scale = 1024.0  # otherwise the first steps would be left out until a scale fits
     task = on_part(TASKS[cell.model](), mesh.sequence_part)
-    training = training_of(made, mesh, task.loss_parallel)
+    training = training_of(LoopSections.of(made), mesh, task.loss_parallel)
     model = parallelize(MODELS[cell.model], made.parallel, mesh, precision, training)
     optimizer: torch.optim.Optimizer
     if cell.optimizer == "features":

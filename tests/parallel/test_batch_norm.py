@@ -12,6 +12,7 @@ from torch import distributed, nn
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up, prepare_batch_norms
@@ -166,7 +167,7 @@ def said(
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        training = training_of(config, mesh)
+        training = training_of(LoopSections.of(config), mesh)
         advice = training.accumulate, training.norm, training.may_sync
         prepare_batch_norms(model, mesh, config.train, *advice, trains=trains)
     return "\n".join(record.getMessage() for record in caplog.records)

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpctrain.data import generators
-from hpctrain.engine.building.flops import count_flops, meta_batch
 from hpctrain.engine.layers.dry_run import BufferValues, dry_run
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.whole_model import prepare_modes
+from hpctrain.insight.flops.flops import count_flops, meta_batch
 from hpctrain.tasks import Classification
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Normed, batch, build, either
@@ -29,7 +29,7 @@ PARTS = ("train.accumulate", 4)
 PIPELINE = (("parallel.pp", 2), ("parallel.dp_replicate", 1), PARTS)
 CELLS = [
     Cell("conv, stages", 2, (*PIPELINE, ("parallel.pipeline.schedule", name)))
-    for name in ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
+    for name in ("1f1b", "gpipe", "interleaved")
 ]
 
 
@@ -48,7 +48,7 @@ def statistics(cells: list[Cell]) -> list[tuple[Values, float, float]]:
     return found
 
 
-@pytest.mark.parametrize("cells", either([CELLS[0::3]], [CELLS]), ids=["some", "more"])
+@pytest.mark.parametrize("cells", either([CELLS[0::2]], [CELLS]), ids=["some", "more"])
 def test_statistics_of_a_pipeline_are_those_of_one_process(cells: list[Cell]) -> None:
     """It has the same micro-batches."""
     expected, loss, trained = run_ranks(statistics, 1, [Cell("conv, stages", 1, (PARTS,))])[0][0]

@@ -144,20 +144,16 @@ def test_no_update_is_made_on_any_rank(layout: str, tmp_path: Path) -> None:
     assert "If that is right for the data, train.nonfinite=skip leaves out such" in first[-1]
 
 
-def noticed(kinds: list[str]) -> list[str]:
-    """Return the problem of a step with a NaN gradient on one rank, for each compression."""
-    problems = []
-    for kind in kinds:
-        keys = {"parallel.dp_replicate": 2, "train.compression.kind": kind}
-        training = build(Cell("conv", 2, tuple(keys.items())))
-        training.step.task = task = Poisoned(training.step.task)
-        training.run(Cell("conv", 2), 1)
-        task.poison = "gradient" * distributed.get_rank()
-        training.step(training._share(batch("conv", 1)), 0.1)
-        problems.append(training.step.health.problem)
-    return problems
+def noticed() -> str:
+    """Return the problem of a step with a NaN gradient on one rank, which is compressed."""
+    keys = {"parallel.dp_replicate": 2, "train.compression.kind": "powersgd"}
+    training = build(Cell("conv", 2, tuple(keys.items())))
+    training.step.task = task = Poisoned(training.step.task)
+    training.run(Cell("conv", 2), 1)
+    task.poison = "gradient" * distributed.get_rank()
+    training.step(training._share(batch("conv", 1)), 0.1)
+    return training.step.health.problem
 
 
 def test_compression_does_not_hide_a_nan() -> None:
-    kinds = ["powersgd", "topk", "int8"]
-    assert run_ranks(noticed, 2, kinds) == [["gradient"] * 3] * 2
+    assert run_ranks(noticed, 2) == ["gradient"] * 2

@@ -9,6 +9,7 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, FSDPConfig, ParallelConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
@@ -215,7 +216,7 @@ def placed() -> dict[str, str]:
     places = {}
     for name, made in (("scaled", Scaled), ("conv", MODELS["conv"])):
         mesh = Mesh(Degrees(), 0, cpu)
-        how = config.parallel, mesh, precision, training_of(config, mesh)
+        how = config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
         module = parallelize(made, *how).module
         values = (*module.named_parameters(), *module.named_buffers())
         places |= {f"{name} {key}": value.device.type for key, value in values}

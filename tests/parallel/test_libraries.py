@@ -13,7 +13,7 @@ from torch import distributed
 from hpctrain.config.schema import Config, ParallelConfig, PrecisionConfig
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.checkpoint.starting_point import load_weights
+from hpctrain.results.trained_model import load_weights
 from tests.bounds import EXACT, within
 from tests.parallel.parity import Result, difference, either, spread, whole
 from tests.ranks import run_ranks

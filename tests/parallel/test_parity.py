@@ -79,7 +79,7 @@ CELLS += [Cell("untied, light", 2, tuple(PIPELINE.items()))]
 SLOW += cells({"ddp": {}, "zero1": ZERO[1], "zero2": ZERO[2], "tp": TP}, 2, [("untied, light", 1)])
 SLOW += cells(OF_FOUR, 4, [("untied, light", 2)])
 # Compression that leaves nothing out is no compression.
-WHOLE: Keys = {"train.compression.kind": "topk", "train.compression.ratio": 1.0}
+WHOLE: Keys = {"train.compression.kind": "powersgd", "train.compression.rank": 1000}
 CELLS += cells({"ddp": WHOLE}, 2, [("transformer", 2)])
 
 

@@ -14,6 +14,7 @@ from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.parts import training_of
 from hpctrain.engine.parallel.mesh import Mesh
@@ -150,7 +151,7 @@ def measured(case: Case) -> int:
         mesh = Mesh(degrees, distributed.get_rank(), CPU)
         parallel = parallelize(
             *(build, config.parallel, mesh, Precision(config.precision, CPU)),
-            training_of(config, mesh, getattr(task, "loss_parallel", False)),
+            training_of(LoopSections.of(config), mesh, getattr(task, "loss_parallel", False)),
         )
         optimizer = torch.optim.AdamW(parallel.parameters)
         part = on_part(task, mesh.sequence_part)

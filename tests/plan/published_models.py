@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from hpctrain.config.schema import LoRAConfig
-from hpctrain.engine.layers.layers import Linear
 from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.models import Transformer
+from hpctrain.models.layers import Linear
 from hpctrain.tasks import LanguageModel
 
 Build = Callable[[], nn.Module]

@@ -15,9 +15,9 @@ from torch import nn
 
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.flops import count_flops, meta_batch
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import load
+from hpctrain.insight.flops.flops import count_flops, meta_batch
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape, sample_of

@@ -10,6 +10,7 @@ from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.job.attempt import Attempt
 from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.errors import DataError
@@ -51,7 +52,8 @@ def test_the_last_line_is_the_epoch(
 
 
 def attempt(run: RunDir) -> Attempt:
-    return Attempt(Config(), run, RankInfo("slurm", job_id="7_1", step_id=1))
+    what = RunSections.of(Config())
+    return Attempt(what, run, RankInfo("slurm", job_id="7_1", step_id=1))
 
 
 def fails(run: RunDir) -> None:

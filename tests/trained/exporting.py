@@ -12,9 +12,8 @@ from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config, LoRAConfig, PrecisionConfig
-from hpctrain.engine.building.build_model import trained_model
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.starting_point import start_from
@@ -22,6 +21,7 @@ from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.errors import ConfigError
 from hpctrain.results.exporting.exporter import Exporter
+from hpctrain.results.trained_model import trained_model
 from hpctrain.runs.checkpoints.weight_files import find_weights
 from tests.bounds import EXACT, within
 from tests.parallel.parity import MODELS, TASKS, Cell, build

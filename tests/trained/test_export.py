@@ -15,9 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from hpctrain import load_run
-from hpctrain.config.model_sections import ModelSections
 from hpctrain.config.schema import Config
-from hpctrain.engine.building.build_model import trained_model
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
@@ -26,6 +25,7 @@ from hpctrain.engine.layers.lora import Adapted
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.commands.export import main
 from hpctrain.results.exporting.exporter import Exported, Exporter
+from hpctrain.results.trained_model import trained_model
 from hpctrain.runs.checkpoints.weight_files import find_weights
 from tests.bounds import EXACT, within
 from tests.conftest import Completed, only_run, run_module
@@ -62,7 +62,7 @@ def export(config: Config, checkpoint: Path, out: Path, **options: Any) -> Expor
 # Prints by how many bytes the process has grown at most.
 MEASURED = """
 import json, pathlib, sys
-from hpctrain.config.model_sections import ModelSections
+from hpctrain.config.sections import ModelSections
 from hpctrain.config.schema import Config
 from hpctrain.engine.layers.lora import Adapted
 from hpctrain.results.exporting.exporter import Exporter

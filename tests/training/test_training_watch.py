@@ -6,20 +6,16 @@ import json
 import math
 import random
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hpctrain.base.names.run_record import Note
-from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.watch import SilentLayers, Watch
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.part import Part
+from hpctrain.engine.parts.notes import Notes, Watch
 from hpctrain.errors import HealthError
-from tests.parallel.parity import Cell, batch, build
-from tests.ranks import run_ranks
-from tests.steps import stack_of_one_device
+from tests.parallel.parity import Cell, build
 
 Loss = Callable[[int], float]
 noise = random.gauss  # seeded before each test
@@ -40,7 +36,7 @@ def watched(loss: Loss, steps: int) -> list[str]:
         notes.step = step
         watch.seen(step, loss(step))
         if step % 20 == 0 or step == steps:
-            watch.judge(step, None, 0)
+            watch.reported(step)
         if step == steps // 2:
             state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
             watch = Watch(notes, "note", max_steps=steps)
@@ -72,13 +68,13 @@ def test_a_kill_does_not_change_where_a_watched_run_ends(resumed_at: int) -> Non
         notes.step = step
         watch.seen(step, 2 * math.exp(-step / 80) if step < 280 else 40.0)
         if step % 20 == 0 and step < 300:
-            watch.judge(step, None, 0)
+            watch.reported(step)
         if step == resumed_at:
             state = json.loads(json.dumps(watch.state_dict(), allow_nan=False))
             watch = Watch(notes, "stop", max_steps=400)
             watch.load_state_dict(state)
     with pytest.raises(HealthError, match=r"diverged: it is 40 at step 300"):
-        watch.judge(300, None, 0)
+        watch.reported(300)
 
 
 def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_silence(
@@ -94,7 +90,7 @@ def test_a_divergence_is_taken_back_only_when_the_loss_is_low_again_and_not_in_s
         loss = 1.0 if step < 20 or step > 100 else 0.0 if step > 60 and step % 5 == 0 else 1e29
         watch.seen(step, loss)
         if step % 20 == 0:
-            watch.judge(step, None, 0)
+            watch.reported(step)
         if step in (60, 100):
             assert [note.topic for note in kept[-1] if note.topic == "diverged"] == ["diverged"]
             assert "taken back" not in caplog.text
@@ -110,61 +106,28 @@ def test_a_run_is_stopped_only_if_asked() -> None:
     for step in range(1, 31):
         watch.seen(step, 1.0 if step == 1 else 1e4)
     with pytest.raises(HealthError, match=r"has diverged.*because of train\.watch=stop"):
-        watch.judge(30, None, 0)
+        watch.reported(30)
 
 
-LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
-    "single": (1, {}),
-    "zero3": (2, {"parallel.dp_shard": 2, "parallel.zero": 3}),
-    "tp": (2, {"parallel.tp": 2}),
-    "pp": (2, {"parallel.pp": 2, "train.accumulate": 2}),
-}
+class Looks(Part):
+    """What a user writes to see gradients: a layer without one is named."""
+
+    def __init__(self, model: ParallelModel) -> None:
+        self.model, self.without = model, set[str]()
+
+    def after_backward(self) -> None:
+        pairs = zip(self.model.names, self.model.parameters, strict=True)
+        self.without |= {name for name, p in pairs if p.grad is None or not p.grad.any()}
 
 
-def silent(layout: str) -> tuple[list[str], int]:
-    """Return the layers without a gradient, where the second block adds nothing to its input."""
-    ranks, keys = LAYOUTS[layout]
-    training = build(Cell("untied", ranks, tuple(keys.items())))
-    step = training.step
-    looks = SilentLayers(step.model, 5)
-    looks._every = 1
-    step.use([looks])
-    for number in range(4):
-        with torch.no_grad():
-            for name, parameter in zip(step.model.names, step.model.parameters, strict=True):
-                if name in ("layers.1.attention.out.weight", "layers.1.mlp.down.weight"):
-                    parameter.zero_()
-        step.model.step = number
-        step(training._share(batch("untied", training.seen)), 0.0)
-    found = looks.read()
-    assert found is not None
-    return sorted(found), looks.layers
-
-
-@pytest.mark.parametrize(
-    "layout", [pytest.param(n, marks=() if n == "single" else pytest.mark.slow) for n in LAYOUTS]
-)
-def test_silent_layers_are_the_same_in_every_layout(layout: str) -> None:
-    expected = [
-        *(f"layers.1.attention.{name}" for name in ("key", "query", "value")),
-        "layers.1.attention_norm",
-        *(f"layers.1.mlp.{name}" for name in ("gate", "up")),
-        "layers.1.mlp_norm",
-    ]
-    assert run_ranks(silent, LAYOUTS[layout][0], layout) == [(expected, 39)] * LAYOUTS[layout][0]
-
-
-def test_gradients_of_the_host_and_of_a_gpu_are_looked_at_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Offload leaves undivided parameters on the GPU, for which a tensor without values stands."""
-    monkeypatch.setattr(torch, "stack", stack_of_one_device)
-    with FakeTensorMode():
-        gradients = torch.ones(3), torch.ones(2, device="cuda"), None
-        parameters = [SimpleNamespace(grad=gradient) for gradient in gradients]
-        mesh = SimpleNamespace(device=torch.device("cuda"))
-        model = cast(Any, SimpleNamespace(step=4, parameters=parameters, mesh=mesh))
-        silent = SilentLayers(model, 5)
-        silent.after_backward()
-    assert silent._most is not None
-    assert (silent._most.shape, silent._most.device.type) == ((3,), "cuda")
+@pytest.mark.usefixtures("group_of_one")
+def test_a_part_sees_the_gradients_of_a_step() -> None:
+    training = build(one := Cell("conv", 1))
+    looks = Looks(training.step.model)
+    training.step.use([looks])
+    training.run(one, 1)
+    assert looks.without == set()
+    with torch.no_grad():
+        training.step.model.parameters[-2].zero_()  # the head: nothing below it gets a gradient
+    training.run(one, 1)
+    assert looks.model.names[0] in looks.without

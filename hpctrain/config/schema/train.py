@@ -60,14 +60,10 @@ class CompressionConfig:
 
     kind: str = key(
         "none",
-        "powersgd sends matrices of a low rank, topk the largest elements, int8 integers of 8 "
-        "bits. The first two add to the next gradient what they did not send.",
-        choices=("none", "powersgd", "topk", "int8"),
+        "powersgd sends matrices of a low rank, and adds what it left out to the next gradient.",
+        choices=("none", "powersgd"),
     )
     rank: int = key(4, "powersgd sends two matrices of this rank for each.", at_least=1)
-    ratio: float = key(
-        0.01, "topk sends this part of the elements of each parameter.", above=0, at_most=1
-    )
 
 
 @dataclass
@@ -217,9 +213,8 @@ class TrainConfig:
     )
     watch: str = key(
         "note",
-        "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
-        "has diverged, or layers get a gradient of exactly zero. note says so in the log, status, "
-        "MLflow and an alert. stop also ends the run as failed. off does not look.",
+        "What happens when all numbers are finite, but the loss has diverged. note says so in the "
+        "log, status, MLflow and an alert. stop also ends the run as failed. off does not look.",
         choices=("note", "stop", "off"),
         identity=False,
     )

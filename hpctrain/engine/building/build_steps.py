@@ -22,6 +22,7 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
+from hpctrain.engine.parallel.reducing.scalars import Asks, Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import ProgressFile, choose_display
@@ -30,7 +31,6 @@ from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.parts.slow_ranks import SlowRanks
-from hpctrain.engine.steps.exchange import Asks, Exchange
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.saving import Every, Saving, Timer

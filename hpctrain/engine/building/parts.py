@@ -1,4 +1,4 @@
-"""What a config describes, on the ranks of a process group.
+"""What a config describes for a loop, on the ranks of a process group.
 
 a training   an evaluation   a benchmark   an export of a graph
     └────────────┴── Parts ───────┴────────────┘
@@ -14,9 +14,8 @@ import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.batch_sizes import BatchSizes, ramp_of
-from hpctrain.config.rules.combinations import sync_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.build_data import DataBuilder
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.mesh import Mesh
@@ -31,13 +30,13 @@ from hpctrain.engine.tasks.task import Task, bind, on_device, on_part
 class Parts:
     """The parts of a config on one rank, whose device is `device`; all ranks make them together."""
 
-    def __init__(self, config: Config, ranks: RankInfo, device: torch.device) -> None:
+    def __init__(self, config: LoopSections, ranks: RankInfo, device: torch.device) -> None:
         self.config, self.ranks, self.device = config, ranks, device
         degrees = Degrees.of(config.parallel, ranks.world_size)
         self.mesh = Mesh(degrees, ranks.rank, device, config.parallel.weights)
         self.precision = Precision(config.precision, device)
-        sizes, cores = ramp_of(config.train), config.launch.cpus_per_task
-        self.data = DataBuilder(config.data, sizes, config.seed, self.mesh, cores)
+        sizes = ramp_of(config.train)
+        self.data = DataBuilder(config.data, sizes, config.seed, self.mesh, config.cores)
         self.build: Build = partial(instantiate, "model", config.model)
 
     @cached_property
@@ -64,7 +63,7 @@ class Parts:
 
 
 def training_of(
-    config: Config,
+    config: LoopSections,
     mesh: Mesh,
     loss_parallel: bool = False,
     arguments: Sequence[str] = (),
@@ -77,7 +76,7 @@ def training_of(
         *(config.train, config.optimizer, config.seed),
         accumulate=sizes.accumulate * mesh.weight,
         norm=config.model.get("norm"),
-        may_sync=lambda: not any(sync_problems(config, mesh.degrees)),
+        may_sync=lambda: config.may_sync(mesh.degrees),
         loss_parallel=loss_parallel,
         arguments=arguments,
         says=says,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +13,15 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
-from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
+from hpctrain.engine.checkpoint.stored_weights import StoredWeights
 from hpctrain.engine.checkpoint.tensor_reader import copies_apart
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import dtype_name, is_released
 from hpctrain.engine.layers.lora import adapted, is_adapter
 from hpctrain.engine.layers.quantized import pack
 from hpctrain.engine.layers.ties import ties
-from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match, misshapen
-from hpctrain.runs.checkpoints.weight_files import WeightFiles
+from hpctrain.errors import ConfigError
+from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match
 
 
 def start_from(
@@ -45,7 +43,7 @@ def start_from(
     found = compare(module, weights, rename, skip, stages)
     if all_used:
         found.refuse_unused()
-    own = _weights_of(module)
+    own = weights_of(module)
     released: dict[str, tuple[str, Any]] = {
         f"{plain_name(name)}.weight": (name, layer)
         for name, layer in adapted(module)
@@ -82,7 +80,7 @@ def compare(
     stages: dist.ProcessGroup | None = None,
 ) -> Match:
     """Return which stored weights belong to which of a model, possibly on the meta device."""
-    own = {name: value for name, value in _weights_of(module).items() if not is_adapter(name)}
+    own = {name: value for name, value in weights_of(module).items() if not is_adapter(name)}
     facts = {name: (tuple(value.shape), dtype_name(value.dtype)) for name, value in own.items()}
     computed = _computed(module)
     if stages is not None:
@@ -94,7 +92,7 @@ def compare(
         {name: shape for name, (shape, _) in facts.items()},
         rename,
         skip,
-        _first_names(module),
+        first_names(module),
         Dtypes(weights.dtypes, {name: dtype for name, (_, dtype) in facts.items()}),
         lambda name: any(re.search(pattern, name) for pattern in computed),
     )
@@ -115,43 +113,6 @@ def _computed(module: nn.Module) -> list[str]:
     return [*own, r"rotary_emb\.inv_freq\Z", *sorted(given)]
 
 
-def load_weights(
-    model: nn.Module, checkpoint: Path, *, ema: bool = False, trained_only: bool = False
-) -> None:
-    """Load the weights of a checkpoint of the same model, in place; each rank does it alone.
-
-    `ema` takes the moving average of the parameters (`train.ema`); those that were frozen, and
-    buffers, are the model's. Where the ranks had models that differ (local SGD), rank 0's is taken.
-    With `trained_only` the checkpoint lacks the weights of the base (LoRA), which are left as they
-    are.
-    """
-    weights, own = open_weights(WeightFiles(checkpoint, None)), _weights_of(model)
-    if trained_only:
-        left_out = names_of_base(model)
-        own = {name: value for name, value in own.items() if name not in left_out}
-    firsts = _first_names(model)
-    found = {name: value for name, value in own.items() if name in weights.shapes}
-    # A parameter with two names, as in tied embeddings, may be saved under one of them.
-    loaded = {firsts.get(name, name) for name in found}
-    for name in own:
-        if firsts.get(name, name) not in loaded:
-            raise StorageError(f"{checkpoint} has no {name}: it is the checkpoint of another model")
-    for name, value in found.items():
-        there, here = weights.shapes[name], tuple(value.shape)
-        if there != here:
-            raise StorageError(
-                f"{checkpoint} is the checkpoint of another model: {misshapen(name, there, here)}"
-            )
-    weights.load(found)
-    if ema:
-        average = open_weights(WeightFiles(checkpoint, None), "ema")
-        if not average.shapes:
-            raise StorageError(
-                f"{checkpoint} has no average of the parameters: only runs with train.ema keep one"
-            )
-        average.load({name: value for name, value in own.items() if name in average.shapes})
-
-
 def names_of_base(module: nn.Module) -> set[str]:
     """Return the names of the parameters that a checkpoint with adapters (LoRA) lacks.
 
@@ -162,12 +123,12 @@ def names_of_base(module: nn.Module) -> set[str]:
     return {plain_name(n) for n, p in named if not (p.requires_grad or is_adapter(n))}
 
 
-def _weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
+def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
     """Return the parameters and buffers that are saved, by their plain names; nothing is copied."""
     state = module_state(get_model_state_dict(module))
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _first_names(module: nn.Module) -> dict[str, str]:
+def first_names(module: nn.Module) -> dict[str, str]:
     """Return the first name of parameters that several modules share, by their others."""
     return {plain_name(other): plain_name(n) for n, others in ties(module) for other in others}

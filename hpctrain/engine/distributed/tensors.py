@@ -37,6 +37,14 @@ def own_region(tensor: torch.Tensor) -> tuple[slice, ...]:
     return tuple(slice(part.start, part.stop) for part in region)
 
 
+def wide(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of floats as float32, or as it is if it is float64.
+
+    Sums, exponentials and Fourier transforms lose too much in half precision.
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def dtype_name(dtype: torch.dtype) -> str:
     """Return the name of a dtype in torch, such as bfloat16."""
     return str(dtype).removeprefix("torch.")

@@ -26,10 +26,8 @@ from hpctrain.base.processes.causes import (
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
-from hpctrain.config.identity import chosen
-from hpctrain.config.job_request import JobRequest
 from hpctrain.config.metric_registry import RUNG
-from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
@@ -64,8 +62,9 @@ class Attempt:
 
     tracker: Tracker = Tracker()  # until it has entered
 
-    def __init__(self, config: Config, run: RunDir, ranks: RankInfo) -> None:
+    def __init__(self, config: RunSections, run: RunDir, ranks: RankInfo) -> None:
         self._config, self._run, self._ranks = config, run, ranks
+        self._of_loop = config.of_loop
 
     def __enter__(self) -> Self:
         ranks = self._ranks
@@ -76,7 +75,7 @@ class Attempt:
                 put_back(self._run.checkpoints)
                 first_step = self._run.last_checkpoint()
             self._drop_old_stop_request()
-            facts = run_page.environment(self._config.site.container.image)
+            facts = run_page.environment(self._config.job.site.container.image)
             self._code = code = trained_code.changes(self._run) if first_step else ""
             self._run.begin_attempt(
                 environment=facts,
@@ -95,9 +94,9 @@ class Attempt:
             )
             stack.push(self._failed)  # called for every exception from here on
             if not is_new:
-                refuse_lost_checkpoints(self._run, self._config.checkpoint)
+                refuse_lost_checkpoints(self._run, self._of_loop.checkpoint)
             # Before the tracker starts: its end would wait for MLflow.
-            devices.kind(self._config.parallel.device, self._config.launch.gpus_per_node)
+            devices.kind(self._of_loop.parallel.device, self._config.job.launch.gpus_per_node)
             if recorded := self._run.read().provenance:
                 provenance.take_over(self._run.provenance, Path(recorded))
                 self._run.update(provenance=None)
@@ -106,7 +105,8 @@ class Attempt:
             if code:
                 tags["hpctrain.code_changed"] = code
             record = self._run.read()
-            self.tracker.start(chosen(self._config, [*record.overrides, *record.swept]), tags)
+            values = self._config.chosen([*record.overrides, *record.swept])
+            self.tracker.start(values, tags)
             self._record_data()
             self._stack = stack.pop_all()
         return self
@@ -148,7 +148,7 @@ class Attempt:
         """Decide at once on an error of the start, which only rank 0 knows."""
         if not isinstance(error, NoGpuError | PortTakenError):
             return
-        job, hosts = JobRequest.of(self._config), list[str]()
+        job, hosts = self._config.job, list[str]()
         if isinstance(error, NoGpuError):
             hosts = offered("preflight").lost_gpu(job, self._run, self._ranks, error.hosts)
         # If MASTER_PORT names the port, a restart would find the same.
@@ -192,7 +192,8 @@ class Attempt:
         wrong = [
             f"{name} is {value}"
             for name, value in outcome.metrics.items()
-            if not math.isfinite(value) and (name == self._config.metric or name.startswith("val/"))
+            if not math.isfinite(value)
+            and (name == self._of_loop.metric or name.startswith("val/"))
         ]
         not_finite = f"not finite: {', '.join(wrong)}" if wrong else ""
         reason = "; ".join(filter(None, (outcome.reason, not_finite)))
@@ -279,5 +280,5 @@ class Attempt:
         if not self._config.tracking.enabled:
             return
         with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
-            for facts in run_page.data_sets(self._config.data):
+            for facts in run_page.data_sets(self._of_loop.data):
                 self.tracker.log_dataset(facts)

@@ -25,9 +25,7 @@ from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
-from hpctrain.config.frozen import plain, targets
-from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config
+from hpctrain.config.sections import RunSections
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import long_work
@@ -59,7 +57,7 @@ _EXIT_TERMINATED = 143
 _MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
-def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
+def train(config: RunSections, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
     """Train the run from its last checkpoint; rank 0 holds the lock of its directory.
 
     The exit code is 0, or 130 or 143 when the run was stopped on request and saved. A node that has
@@ -73,7 +71,7 @@ def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = No
 
 @contextmanager
 def session_of(
-    config: Config, run: RunDir, ranks: RankInfo, began: float | None = None
+    config: RunSections, run: RunDir, ranks: RankInfo, began: float | None = None
 ) -> Iterator[Session]:
     """Be one rank of a run whose loop is the context; else as `train`.
 
@@ -89,27 +87,30 @@ def session_of(
         raise SystemExit(rank.code)
 
 
-def _loop(config: Config) -> Callable[[Session], None]:
+def _loop(config: RunSections) -> Callable[[Session], None]:
     """Return the loop that the config names, with its arguments."""
     made: Callable[[Session], None] = instantiate("loop", {**config.loop, "_partial_": True})
     return made
 
 
 @contextmanager
-def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -> Iterator[_Rank]:
+def _opened(
+    config: RunSections, run: RunDir, ranks: RankInfo, began: float | None
+) -> Iterator[_Rank]:
     """Be one rank of a run: in its process group, with its stop requests, record and sensors."""
+    given = config.of_loop
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
         faulthandler.enable()  # says where the process died when a mapped shard was truncated
     if ranks.launcher in ("torchrun", "submitit-local"):
         # Else its ranks would outlive a launcher that is killed, and hold the run.
         at_end_of_parent(signal.SIGTERM)
     if not ranks.piece:
-        offered("preflight").wait_for_gpus(config.parallel.device, config.launch, run, ranks)
+        offered("preflight").wait_for_gpus(given.parallel.device, config.job.launch, run, ranks)
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
         Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
-        process_group(ranks, config.parallel, config.launch, run.path) as device,
+        process_group(ranks, given.parallel, config.job.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
         recorded(run.path, ranks.attempt_key),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
@@ -120,11 +121,11 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
-                stop.due_s = LeadTime(config.launch, run.path, ranks.job_id).due_s
+                stop.due_s = LeadTime(config.job.launch, run.path, ranks.job_id).due_s
             # Rank 0 holds the lock of the run.
             stop.watch(StopRequest.path(run.path), partial(_end_if_over, run, ranks))
         if not ranks.piece:
-            asked = JobRequest.of(config), config.parallel, config.network, config.data
+            asked = config.job, given.parallel, config.network, given.data
             offered("preflight").check_nodes(*asked, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             since = process_began() if began is None else began
@@ -133,10 +134,10 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
             store = long_work.store() if ranks.world_size > 1 else None
             rank = _Rank(config, run, ranks, device, attempt, stop, account)
             with (
-                named_if_late(run.path, ranks, config.parallel.timeout_s),
+                named_if_late(run.path, ranks, given.parallel.timeout_s),
                 lease(store, ranks.rank, ranks.master_port) if store else nullcontext(),
-                deterministic(device) if config.train.deterministic else nullcontext(),
-                default_dtype(config.precision),
+                deterministic(device) if given.train.deterministic else nullcontext(),
+                default_dtype(given.precision),
                 _explained(run),
             ):
                 yield rank
@@ -171,7 +172,7 @@ def _trained_s(run: RunDir, ranks: RankInfo) -> float:
 class _Rank:
     """One rank of a run, from the moment when it may train to its end."""
 
-    config: Config
+    config: RunSections
     run: RunDir
     ranks: RankInfo
     device: torch.device
@@ -185,11 +186,10 @@ class _Rank:
         """Return what a session begins with, once more after a rollback."""
         self.account.enter("startup")
         tracker = self.attempt.tracker if self.attempt else Tracker()
-        place = Place(
-            *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
-        )
+        rank = self.run, self.ranks, self.device
+        place = Place(self.config.of_loop, *rank, tracker, self.stop, self.account)
         if self.ranks.is_main:
-            named = [*targets(plain(self.config))]
+            named = self.config.targets
             place = replace(place, begun=partial(trained_code.record, self.run, named, _MODULES))
         if self.attempt and not self.rollbacks:  # of a rollback the journal tells
             place = replace(place, began_from=self.attempt.began_from)

@@ -19,6 +19,7 @@ from hpctrain.base.secrets import mask_logging
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules import own_loop
+from hpctrain.config.sections import RunSections
 from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
@@ -60,7 +61,7 @@ def session_here(config: Config, began: float | None = None) -> Iterator[Session
     with _prepared(config, run, ranks):
         from hpctrain.engine.job.fit import session_of
 
-        with session_of(config, run, ranks, began) as session:
+        with session_of(RunSections.of(config), run, ranks, began) as session:
             yield session
 
 
@@ -138,7 +139,7 @@ def _train_to_the_end(
     with _prepared(config, run, ranks):
         from hpctrain.engine.job.fit import train
 
-        code = train(config, run, ranks, began)
+        code = train(RunSections.of(config), run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
         from hpctrain.runs.summary import show
 

@@ -11,9 +11,8 @@ nor say why it ended, and Slurm only counts the job as failed. So the batch scri
 is decided is in `runs.state.verdict`. Scripts of older versions give no STEP, and know no
 `restart`.
 
-The folder of a worker takes the place of RUN_DIR in the script of a search. Then the verdict is on
-the trial in training; if it has failed for good, the worker goes on with others. Whoever takes the
-trial next finds in run.json what was decided.
+The folder of a worker takes the place of RUN_DIR in the script of a search, which judges then
+(`of_worker`, offered as search.verdict).
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """
@@ -23,24 +22,20 @@ import os
 import sys
 from pathlib import Path
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.base.processes.causes import named
 from hpctrain.base.processes.child import run_module
-from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.frozen import load
-from hpctrain.engine.job import pieces
 from hpctrain.errors import HpctrainError
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.end import left_s
 from hpctrain.runs.state.shared_job import is_elsewhere
-from hpctrain.runs.state.verdict import GOES_ON, MOST, Room, after_srun
+from hpctrain.runs.state.verdict import GOES_ON, after_srun
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploading.child_uploader import START_S
 
 log = logging.getLogger(__name__)
-_INTERRUPTED = 130  # by a person
 
 
 def close_tracking(run: RunDir, code: int) -> None:
@@ -81,28 +76,6 @@ def is_over(words: str) -> bool:
     return words.partition(" ")[0] not in GOES_ON
 
 
-def _of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None, str]:
-    """Return what becomes of the job of a worker, and its trial if that has ended for good."""
-    room = Room(inside=True, left_s=left_s())
-    over = None
-    if stop_request.read(worker):  # the trial waits for another command
-        return None, "cancel"
-    if piece := pieces.current(worker, key):
-        run = RunDir.open(Path(piece.run))
-        record = run.read()
-        done = record.state == "finished" or record.paused_at == piece.until
-        if not done and epochs.is_last(run.path, key):  # else another worker has it by now
-            words = of_run(run, code, key, inside=True)
-            if not is_over(words):
-                return None, words
-            log.error("%s has ended: the worker goes on with other trials", run.name)
-            over = run
-        room = room._replace(warn_s=load(run.config_file).launch.warn_s)
-    elif code <= 128 or code == _INTERRUPTED or pieces.steps_without(worker, key) > MOST:
-        return None, ""  # the ranks have told why
-    return over, "requeue" if room.ends_soon else "restart"
-
-
 def main(argv: list[str]) -> int:
     """Print the verdict on the folder, exit code and number of the step in `argv`.
 
@@ -123,7 +96,7 @@ def main(argv: list[str]) -> int:
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
         over: RunDir | None
         if (folder / "worker.json").exists():
-            over, words = _of_worker(folder, code, key)
+            over, words = offered("search.verdict")(folder, code, key)
         else:
             run = RunDir.open(folder)
             last = run.read().attempt.key  # a script without STEP may have started several, too

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import wide
 from hpctrain.errors import ConfigError
 
 _ADAPTERS = ("lora_A", "lora_B")

@@ -25,7 +25,6 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parts.clocks import Account, StepTimes, percentile
 from hpctrain.engine.parts.slow_ranks import Interval, SlowRanks, WorkClock
-from hpctrain.engine.parts.utilisation import Utilisation
 from hpctrain.tracking.tracker import Tracker
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
@@ -39,6 +38,16 @@ class _Loader(Protocol):
     @property
     def last(self) -> Any: ...
     def state_dict(self) -> Mapping[str, Any]: ...
+
+
+class _Utilisation(Protocol):
+    """What measures how much of what the devices can compute is used; an extension offers it."""
+
+    due: bool  # whether `begin` has to be called with the next batch
+
+    def begin(self, batch: Batch) -> None: ...
+    def see(self, batch: Batch) -> None: ...
+    def metrics(self, samples_per_s: float) -> dict[str, float]: ...
 
 
 class _Seconds(NamedTuple):
@@ -69,7 +78,7 @@ class Meter:
         *,
         counts_samples: bool = True,
         counts_tokens: bool = False,
-        utilisation: Utilisation | None = None,
+        utilisation: _Utilisation | None = None,
     ) -> None:
         self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks

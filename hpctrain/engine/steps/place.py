@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import Config
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parts.clocks import Account
 from hpctrain.runs.run_dir import RunDir
@@ -24,7 +24,7 @@ class Place:
     once the loop has imported its code.
     """
 
-    config: Config
+    config: LoopSections
     run: RunDir
     ranks: RankInfo
     device: torch.device

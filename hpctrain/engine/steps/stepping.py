@@ -30,11 +30,11 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.part import Part, overriding
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.saving import Saving
 from hpctrain.errors import ConfigError, HealthError

@@ -17,6 +17,7 @@ from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.dry_run import BufferValues
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import (
+    Exchange,
     Numbers,
     added,
     listed,
@@ -28,7 +29,6 @@ from hpctrain.engine.parallel.reducing.scalars import (
 )
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part, overriding
-from hpctrain.engine.steps.exchange import Exchange
 from hpctrain.engine.supervised.schedule import rate_ratios, set_rates
 from hpctrain.engine.tasks.task import Task, at_step, derived
 
@@ -45,7 +45,7 @@ class Totals:
         """Add a sum and a count for each name."""
         values = values if isinstance(values, list) else on_host(values)
         if self._total is not None and names != self.names:
-            # A resumed run with other degrees may have other names, such as that of the bubble.
+            # A task may change its names; so may a run that another version has begun.
             self._total = reordered(self._total, self.names, names)
         self.names = names
         self._total = values if self._total is None else added([self._total, values])
@@ -186,8 +186,6 @@ class TrainStep(Part):
     def report(self) -> dict[str, float]:
         """Return the metrics of the steps since the last call, which waits for the device."""
         means = derived(self.task, self.totals.means())
-        if math.isnan(means.get("bubble", 0.0)):  # the first step of a pipeline measures none
-            del means["bubble"]
         found = {f"train/{name}": value for name, value in means.items()}
         skipped = {SKIPPED_STEPS: self.health.skipped} if self.health.skipped else {}
         return found | {GRAD_NORM: float(self.grad_norm)} | skipped | {LR: self._lr}

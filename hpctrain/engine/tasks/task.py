@@ -22,26 +22,7 @@ from torch.utils._pytree import tree_leaves
 from hpctrain.data.shards.types import Batch
 from hpctrain.errors import ConfigError
 
-# The attributes by which models of libraries return their tensor: transformers, diffusers.
-_ATTRIBUTES = ("logits", "sample")
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
-
-
-def prediction(outputs: Any, needed: str) -> torch.Tensor:
-    """Return the tensor that the model has computed, or say what is `needed` instead.
-
-    It is the output, or its attribute `logits` or `sample`, as the models of transformers and
-    diffusers have.
-    """
-    for name in _ATTRIBUTES:
-        outputs = getattr(outputs, name, outputs)
-    if not isinstance(outputs, torch.Tensor):
-        raise ConfigError(
-            f"the model returned {described(outputs)}; the task needs a tensor of {needed}, or an "
-            "object that has it as its attribute `logits`. A task of your own reads anything: "
-            "docs/own-task.md"
-        )
-    return outputs
 
 
 def described(value: Any) -> str:
@@ -279,16 +260,3 @@ def name_of(task: Any) -> str:
 def is_foreign(thing: Any) -> bool:
     """Return whether a class of an object is neither Python's nor torch's nor ours."""
     return not {kind.__module__.partition(".")[0] for kind in type(thing).__mro__} <= _LIBRARIES
-
-
-def in_default_dtype(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor in the format of losses: float32, or float64 with precision=fp64."""
-    return x.to(torch.get_default_dtype())
-
-
-def field(batch: Batch, name: str, key: str) -> torch.Tensor:
-    """Return the field `name` of the batch; `key` is the config key that holds the name."""
-    if name not in batch:
-        fields = ", ".join(other for other in batch if other != "mask")
-        raise ConfigError(f"{key}={name}: the data set's fields are {fields}")
-    return batch[name]

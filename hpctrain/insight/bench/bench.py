@@ -126,6 +126,7 @@ def bench_of(
     hardware: Hardware | None = None,
 ) -> Bench:
     """Return the benchmark of a config; building a training may write into the folder."""
+    from hpctrain.config.sections import LoopSections
     from hpctrain.engine.loop import build
     from hpctrain.engine.parts.clocks import Account
     from hpctrain.engine.steps.place import Place
@@ -134,8 +135,9 @@ def bench_of(
     from hpctrain.tracking.tracker import Tracker
 
     run, account = RunDir(folder), Account(0.0, ranks.world_size)
+    sections = LoopSections.of(config)
     return Bench(
-        lambda stop: build(Place(config, run, ranks, device, Tracker(), stop, account)),
+        lambda stop: build(Place(sections, run, ranks, device, Tracker(), stop, account)),
         *(config.model, config.data, config.precision, config.train.global_batch_size),
         *(ranks, device, steps, hardware),
     )

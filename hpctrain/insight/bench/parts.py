@@ -20,7 +20,6 @@ import torch.distributed as dist
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.flops import flops_of_training
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
@@ -30,6 +29,7 @@ from hpctrain.engine.steps.feeds import Feed
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.speeds import synchronise
 from hpctrain.insight.estimates.hardware import Hardware
+from hpctrain.insight.flops.flops import flops_of_training
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0

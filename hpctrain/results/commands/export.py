@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hpctrain.base.files.disk import sync
-from hpctrain.config.model_sections import ModelSections
+from hpctrain.config.sections import ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust

@@ -21,13 +21,11 @@ from torch import nn
 from hpctrain import __version__
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import sync
-from hpctrain.config.model_sections import ModelSections
-from hpctrain.engine.building.build_model import check_base
+from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
-from hpctrain.engine.distributed.tensors import dtype_name
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import dtype_name, wide
 from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.engine.layers.quantized import rounded
 from hpctrain.engine.layers.ties import ties
@@ -35,6 +33,7 @@ from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import with_adapters
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
+from hpctrain.results.trained_model import check_base
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles

@@ -16,10 +16,10 @@ from typing import Any
 from torch import nn
 
 from hpctrain.config.schema import LoRAConfig
-from hpctrain.engine.layers.layers import SwiGLU
 from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
+from hpctrain.models.layers import SwiGLU
 
 _LLAMA = {
     "embed": "model.embed_tokens",

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 
 from hpctrain.config.schema import TrainConfig
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import wide
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.errors import ConfigError
 

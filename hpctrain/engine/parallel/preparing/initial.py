@@ -17,14 +17,12 @@ each rank its part.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
@@ -59,23 +57,6 @@ def _say_why(error: Exception) -> None:
     reason = next(iter(str(error).splitlines()), type(error).__name__)
     if not dist.is_initialized() or dist.get_rank() == 0:
         log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
-
-
-@contextmanager
-def without_memory(model: nn.Module) -> Iterator[None]:
-    """Within it tensors are fakes on the CPU, also those of the model."""
-    before = [
-        (tensors, dict(tensors))
-        for module in model.modules()
-        for tensors in (module._parameters, module._buffers)
-    ]
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            allocate(model, torch.device("cpu"))
-            yield
-    finally:
-        for tensors, values in before:
-            tensors.update(values)  # type: ignore[arg-type]
 
 
 def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:

@@ -7,11 +7,13 @@ of torch takes as long as a hundred of Python's; they become a tensor where they
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 
+from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.tasks.task import Sums
 
 Number = float | torch.Tensor  # a tensor of shape ()
@@ -156,3 +158,47 @@ def to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
     arrived = torch.cuda.Event()
     arrived.record()
     return copy, arrived
+
+
+class Asks(Protocol):
+    """What has numbers in the reduction, as a stop request has."""
+
+    def flags(self) -> list[float]:
+        """Return this rank's numbers, always as many."""
+
+    def offer(self, totals: Numbers) -> None:
+        """Take their sums over all ranks."""
+
+
+class Exchange:
+    """The one reduction of a step: the sums of the loop, and what parts let all ranks know.
+
+    sums of the loop ──┐
+    flags of each part ┴── one all-reduce ── sums, and to each part the totals of its flags
+
+    Attributes:
+        asking: What has flags, in the same order on all ranks.
+    """
+
+    def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
+        self._mesh, self.asking = mesh, [*asking]
+
+    def reduce(
+        self,
+        values: Numbers,
+        join: Callable[[torch.Tensor], torch.Tensor] = lambda numbers: numbers,
+    ) -> tuple[Numbers, torch.Tensor]:
+        """Return the sums of `values` over all ranks, and what `join` has added, as a tensor.
+
+        `join` may append more to what is reduced. The host reads the numbers of a CPU once.
+        """
+        flags = [each.flags() for each in self.asking]
+        reduced = join(joined(values, [*chain(*flags)]))
+        self._mesh.add(reduced)
+        known, place = on_host(reduced), len(values)
+        for each, own in zip(self.asking, flags, strict=True):
+            if own:
+                each.offer(known[place : place + len(own)])
+                place += len(own)
+        rest = reduced if place == len(known) else reduced[place:]
+        return known[: len(values)], rest

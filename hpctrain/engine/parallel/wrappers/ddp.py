@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpctrain.engine.distributed.tensors import is_released
-from hpctrain.engine.parallel.reducing.gradient_compression import compression
+from hpctrain.engine.parallel.reducing.gradient_compression import PowerSGD
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
@@ -48,8 +48,8 @@ class DDPModel(ParallelModel):
         self._local = setup.train.local_sgd
         self._compression = None
         if setup.train.compression.kind != "none":
-            self._compression = compression(setup.train.compression, module)
-            ddp.register_comm_hook(self._compression, type(self._compression).reduce)
+            self._compression = PowerSGD(setup.train.compression.rank, module.named_parameters())
+            ddp.register_comm_hook(self._compression, PowerSGD.reduce)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""

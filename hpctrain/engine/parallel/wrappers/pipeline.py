@@ -6,14 +6,13 @@
     rank 1   .  F0 B0 F1 B1 F2 B2 F3 B3 .
 
 The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang et al. 2019), 1F1B
-(PipeDream-Flush, Narayanan et al. 2021), interleaved 1F1B, and two zero-bubble schedules (Qi et al.
-2023). Only the last stage computes the loss, so the other ranks return sums of zero.
+(PipeDream-Flush, Narayanan et al. 2021) and interleaved 1F1B. Only the last stage computes the
+loss, so the other ranks return sums of zero.
 """
 
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -31,16 +30,15 @@ from hpctrain.data.generators import seeded_generators
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import dry_run
-from hpctrain.engine.layers.experts import Experts
-from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
+from hpctrain.engine.parallel.dividing.stages import United, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.engine.parallel.reducing.expert_loads import counts_loads
 from hpctrain.engine.parallel.reducing.scalars import (
     Numbers,
     added,
     flat,
-    joined,
     on_device,
     tensor_of,
 )
@@ -54,8 +52,6 @@ _CLASSES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved": "Interleaved1F1B",
-    "zbv": "ZBVZeroBubble",
-    "interleaved_zb": "InterleavedZeroBubble",
 }
 # Every schedule keeps receive buffers for the shapes of its inputs.
 _KEPT = 8
@@ -85,14 +81,12 @@ class PipelineModel(ParallelModel):
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
         self._is_first, self._is_last = 0 in numbers, self._count - 1 in numbers
-        self._last_rank = rank_of(self._count - 1, schedule, pp)
         mesh.has_outputs = self._is_last
         for stage in stages:
             stage.forward = functools.partial(_forward, stage.forward, setup.precision)
         self._unused = []
         if mesh.dp_cp_size > 1:
             self._unused = [Unused(stage, undivided(stage), mesh.data_mesh) for stage in stages]
-        self._clock = _Clock(mesh.device)
         self._schedules: dict[Any, Any] = {}
         self._names: dict[bool, list[str]] = {}  # of the sums, in training and in evaluations
         self._work: _Work | None = None
@@ -105,18 +99,17 @@ class PipelineModel(ParallelModel):
     def forward_backward(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
         """Add the gradient of the mean loss over this rank's rows; reduce it over the ranks.
 
-        The ranks of a pipeline have the same batch. The sums also have `bubble`, to which every
-        rank adds the seconds in which it has waited, and all seconds of the step.
+        The ranks of a pipeline have the same batch.
         """
         names, values = self._run(task, batch, train=True)
         for unused in self._unused:
             unused.average()
         if self.mesh.degrees.tp > 1:
             whole_gradients(self.parameters)
-        return [*names, "bubble"], joined(values, self._clock.read())
+        return names, values
 
     def evaluate(self, task: Task, batch: Batch) -> tuple[list[str], torch.Tensor]:
-        """Return the names and sums of a forward pass, without `bubble`."""
+        """Return the names and sums of a forward pass."""
         with torch.no_grad():
             return self._run(task, batch, train=False)
 
@@ -150,7 +143,7 @@ class PipelineModel(ParallelModel):
         self._work = work = _Work(task, micros, self.precision.scale / len(batch["mask"]))
         run = schedule.step if train else schedule.eval
         try:
-            with self._loss(), self._clock.step(train):
+            with self._loss():
                 run(*arguments, target=target, return_outputs=False, **others)
         except RuntimeError as error:
             cause = error.__cause__
@@ -161,7 +154,7 @@ class PipelineModel(ParallelModel):
             self._work = None
         names = self._names.get(train)
         if names is None:
-            names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
+            names = objects.broadcast(work.names, self.mesh.degrees.pp - 1, self.mesh.pp_group)
             self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
             return names, tensor_of(added([*work.sums.values()]))
@@ -182,9 +175,7 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
-            stage.clock, stage.whole = self._clock, set()
-            stage.experts = [m for m in stage.submod.modules() if isinstance(m, Experts)]
-        self._clock.skip()  # torch runs a micro-batch to learn the shapes
+            stage.experts = [*filter(counts_loads, stage.submod.modules())]
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
         )
@@ -203,7 +194,7 @@ class PipelineModel(ParallelModel):
         """Return the part of the loss of the micro-batch `number`, and keep its sums."""
         assert self._work is not None
         work, index = self._work, int(number)
-        with self._clock, self.precision.forward():
+        with self.precision.forward():
             sums = checked(work.task.sums(outputs, work.micros[index]))
         # torch computes a loss once more to learn shapes, so the same number may come again.
         work.sums[index] = flat(sums)
@@ -226,111 +217,16 @@ def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kw
     """Call the forward function of a stage; return a tensor, which torch can send."""
     with precision.forward():
         outputs = forward(*args, **kwargs)
-    outputs = getattr(outputs, "logits", outputs)
-    # The zero-bubble schedules detach what a stage returns in place, which a view does not allow.
-    return outputs.clone() if outputs._is_view() else outputs
-
-
-class _Clock:
-    """Measures how long a rank computes during a step, and how long the step takes.
-
-    As a context it measures one computation. On a GPU these are times of its stream. They are read
-    when the GPU has passed them, so that no step waits.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._cuda, self._skipped = device.type == "cuda", False
-        self._begin: Any = None
-        self._busy: list[tuple[Any, Any]] = []
-        self._steps: list[list[tuple[Any, Any]]] = []
-
-    def __enter__(self) -> None:
-        self._begin = self._now()
-
-    def __exit__(self, *_: object) -> None:
-        self._busy.append((self._begin, self._now()))
-
-    def skip(self) -> None:
-        """Leave out the next step."""
-        self._skipped = True
-
-    @contextmanager
-    def step(self, counts: bool) -> Iterator[None]:
-        """Measure a step; `counts` tells whether `read` shall return it."""
-        self._busy, begin = [], self._now()
-        yield
-        if counts and not self._skipped:
-            self._steps.append([(begin, self._now()), *self._busy])
-        self._skipped = False
-
-    def read(self) -> list[float]:
-        """Return once the seconds without computation, and all seconds, of steps that are over."""
-        idle = total = 0.0
-        while self._steps and (not self._cuda or self._steps[0][0][1].query()):
-            whole, *busy = (self._seconds(*times) for times in self._steps.pop(0))
-            idle, total = idle + whole - sum(busy), total + whole
-        return [idle, total]
-
-    def _now(self) -> Any:
-        if not self._cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def _seconds(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end) / 1000 if self._cuda else end - begin)
+    return getattr(outputs, "logits", outputs)
 
 
 class _Stage(PipelineStage):
-    """A stage that measures its passes, counts loads of experts, and can be evaluated by zbv."""
+    """A stage that counts the loads of its experts."""
 
-    clock: _Clock
-    experts: list[Experts]
-    whole: set[int]
+    experts: list[Any]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
             for module in self.experts:
                 module.start_loads()
-        with self.clock:
-            return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-
-    def backward_one_chunk(
-        self,
-        bwd_chunk_id: int,
-        loss: Any = None,
-        full_backward: bool = True,
-        last_backward: Any = False,
-    ) -> Any:
-        if self.has_backward and not full_backward and not self.is_first:
-            # torch finds the weights of the second half on the way from the outputs to inputs that
-            # need a gradient. There are none if all stages before this one are frozen.
-            inputs = self.fwd_cache[bwd_chunk_id][1]
-            full_backward = not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
-            if full_backward:
-                self.whole.add(bwd_chunk_id)
-        with self.clock:
-            return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
-        if bwd_chunk_id in self.whole:
-            self.whole.remove(bwd_chunk_id)
-            return None
-        with self.clock:
-            return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
-
-    def get_local_bwd_output(self, mb_index: int) -> Any:
-        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
-        if not self.has_backward:
-            return ()
-        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
-
-    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
-        """Take the gradient of the output from the next stage, which is on the same rank."""
-        if self.has_backward:
-            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)
-
-    def perform_reduce_grad(self, *args: Any, **kwargs: Any) -> Any:
-        with self.clock:
-            return super().perform_reduce_grad(*args, **kwargs)
+        return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)

@@ -34,14 +34,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.flops import tokens_of
-from hpctrain.engine.layers.experts import used_evenly
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
-from hpctrain.engine.parallel.preparing.identical_blocks import measured_by_block
 from hpctrain.engine.parallel.preparing.initial import Build, allocate
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
+from hpctrain.insight.flops.flops import tokens_of
+from hpctrain.insight.flops.identical_blocks import measured_by_block
 from hpctrain.insight.plan.inspecting.model_facts import explained
+from hpctrain.models.experts import used_evenly
 
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm needs two, and transformers looks for documents in a single row

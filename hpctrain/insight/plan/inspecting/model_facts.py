@@ -18,18 +18,18 @@ from torch.nn.modules.conv import _ConvNd
 from hpctrain.base.processes import frames
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.data.shards.types import Batch
-from hpctrain.engine.building.flops import Flops, count_flops, meta_batch
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.layers.lora import adapted
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.precision import float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
-from hpctrain.engine.parallel.preparing.identical_blocks import alike
 from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import check_layers, freeze, with_adapters
 from hpctrain.errors import ConfigError, HpctrainError
+from hpctrain.insight.flops.flops import Flops, count_flops, meta_batch
+from hpctrain.insight.flops.identical_blocks import alike
 
 # The positions of a sample that pass a layer, and the elements that a convolution moves.
 _Passed = dict[nn.Module, tuple[float, float]]

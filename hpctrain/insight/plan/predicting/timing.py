@@ -24,8 +24,8 @@ from typing import Self
 
 from hpctrain.base.units import ELEMENT_BYTES
 from hpctrain.config.rules.division import bubble
-from hpctrain.engine.building.flops import Flops
 from hpctrain.insight.estimates.hardware import Hardware, Link
+from hpctrain.insight.flops.flops import Flops
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import Matrix, ModelFacts
 from hpctrain.insight.plan.layouts import Layout

@@ -4,15 +4,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-
-def wide(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of floats as float32, or as it is if it is float64.
-
-    Sums, exponentials and Fourier transforms lose too much in half precision.
-    """
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 STD = 0.02  # of the initial weights, as in GPT-2
 
 

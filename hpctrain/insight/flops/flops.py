@@ -1,4 +1,4 @@
-"""Floating-point operations of a model and its task, counted once without memory or a GPU; MFU.
+"""Floating-point operations of a model and its task, counted once without memory or a GPU.
 
     build() on the meta device ── forward, loss, backward of two samples ── counted per sample
 
@@ -10,24 +10,23 @@ checkpointing computes twice count once, so the number is the same for every str
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from hpctrain.base.extensions import offered
-from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
-from hpctrain.engine.layers.experts import used_evenly
 from hpctrain.engine.parallel.precision import wide_batch
-from hpctrain.engine.parallel.preparing.initial import Build, skeleton, without_memory
-from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.parts.utilisation import Utilisation
+from hpctrain.engine.parallel.preparing.initial import Build, allocate, skeleton
 from hpctrain.engine.tasks.task import SplitTask, Task
+from hpctrain.insight.flops.identical_blocks import measured_by_block
+from hpctrain.models.experts import used_evenly
 
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm refuses a single value
@@ -75,7 +74,7 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
     except Exception as error:  # an operation needs values, which tensors on meta do not have
         log.info("FLOPs cannot be counted on the meta device: %s", _first_line(error))
     try:
-        with without_memory(model), sdpa_kernel(SDPBackend.MATH):
+        with _without_memory(model), sdpa_kernel(SDPBackend.MATH):
             fakes = {n: torch.empty(t.shape, dtype=t.dtype) for n, t in batch.items()}
             return _counted(model, task, fakes, tokens)
     except Exception as error:
@@ -85,8 +84,6 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> Flops | None:
 
 def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
     from torch.utils.flop_counter import FlopCounterMode
-
-    from hpctrain.engine.parallel.preparing.identical_blocks import measured_by_block
 
     rows = len(batch["mask"])
 
@@ -106,6 +103,23 @@ def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
     return Flops(first // rows, (first + second) // rows, tokens)
 
 
+@contextmanager
+def _without_memory(model: nn.Module) -> Iterator[None]:
+    """Within it tensors are fakes on the CPU, also those of the model."""
+    before = [
+        (tensors, dict(tensors))
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+    ]
+    try:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            allocate(model, torch.device("cpu"))
+            yield
+    finally:
+        for tensors, values in before:
+            tensors.update(values)  # type: ignore[arg-type]
+
+
 def tokens_of(task: Task, batch: Batch) -> int:
     """Return the number of tokens of a sample: the integers of the model's first input.
 
@@ -115,47 +129,6 @@ def tokens_of(task: Task, batch: Batch) -> int:
         return 0
     given: Any = task.inputs(batch)[0]
     return 0 if given.is_floating_point() else int(given[0].numel())
-
-
-def build_utilisation(
-    build: Build,
-    model: ParallelModel,
-    task: Task,
-    hardware_section: dict[str, Any],
-    ranks: RankInfo,
-) -> Utilisation | None:
-    """Return what measures the MFU; None where the device or the model is unknown.
-
-    `build` makes another such model.
-    """
-    device, peak = model.precision.device, None
-    if ranks.is_main and (device.type == "cuda" or hardware_section):
-        asked = hardware_section, model.precision.compute
-        peak = offered("hardware").peak_of(*asked, *_named(device))
-    if peak is None:
-        return None
-    if not all(parameter.requires_grad for parameter in model.module.parameters()):
-        log.info("no MFU: parameters that are not trained need fewer operations than are counted")
-        return None
-    return Utilisation(partial(_count, build, task), peak * ranks.world_size)
-
-
-def _named(device: torch.device) -> tuple[str, int | None]:
-    """Return the name and the bytes of a GPU; "" and None for a CPU."""
-    if device.type != "cuda":
-        return "", None
-    return torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
-
-
-def _count(build: Build, task: Task, batch: Batch) -> int | None:
-    """Return the operations of a sample; the random state stays as it is."""
-    with dry_run():
-        needed = flops_of_training(build, task, batch)
-    if needed is None:
-        log.info("no MFU: the FLOPs of this model cannot be counted")
-        return None
-    log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
-    return needed.training
 
 
 def _first_line(error: Exception) -> str:

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hpctrain.engine.layers.expert_bank import Bank, inverted, own_part, permuted
-from hpctrain.engine.layers.layers import wide
+from hpctrain.engine.distributed.tensors import wide
+from hpctrain.engine.layers.permutation import inverted, permuted
+from hpctrain.models.expert_bank import Bank, own_part
 
 
 class Experts(nn.Module):

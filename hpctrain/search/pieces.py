@@ -11,6 +11,7 @@ only grows, in place, so a client of NFS that opens it sees what another one has
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -21,10 +22,20 @@ from hpctrain.base.files import record
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.files.record import Count
 from hpctrain.base.names.run_record import AttemptKey, Keyed
+from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.leaving import end_at_once
+from hpctrain.config.frozen import load
+from hpctrain.engine.job.verdict import is_over, of_run
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.runs.state import stop_request
+from hpctrain.runs.state.end import left_s
+from hpctrain.runs.state.verdict import MOST, Room
+
+log = logging.getLogger(__name__)
 
 FILE = "pieces"
 _SIGN_S, _SILENT_S = 30.0, 600.0
+_INTERRUPTED = 130  # by a person
 _NAP_S = 0.05, 1.0  # between two looks: at first, and at most
 
 
@@ -51,6 +62,32 @@ def steps_without(worker: Path, key: AttemptKey) -> int:
     """Return how many steps of this job in a row, up to that of the key, have begun no piece."""
     begun = [each.step_id for each in _read(worker)[0] if each.run and each.key[:2] == key[:2]]
     return key.step_id - max(begun, default=-1)
+
+
+def of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None, str]:
+    """Return what becomes of the job of a worker, and its trial if that has ended for good.
+
+    The verdict is on the trial in training; if it has failed for good, the worker goes on with
+    others. Whoever takes the trial next finds in run.json what was decided.
+    """
+    room = Room(inside=True, left_s=left_s())
+    over = None
+    if stop_request.read(worker):  # the trial waits for another command
+        return None, "cancel"
+    if piece := current(worker, key):
+        run = RunDir.open(Path(piece.run))
+        record = run.read()
+        done = record.state == "finished" or record.paused_at == piece.until
+        if not done and epochs.is_last(run.path, key):  # else another worker has it by now
+            words = of_run(run, code, key, inside=True)
+            if not is_over(words):
+                return None, words
+            log.error("%s has ended: the worker goes on with other trials", run.name)
+            over = run
+        room = room._replace(warn_s=load(run.config_file).launch.warn_s)
+    elif code <= 128 or code == _INTERRUPTED or steps_without(worker, key) > MOST:
+        return None, ""  # the ranks have told why
+    return over, "requeue" if room.ends_soon else "restart"
 
 
 def follow(worker: Path, key: AttemptKey) -> Iterator[_Piece]:

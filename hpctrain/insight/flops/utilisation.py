@@ -9,9 +9,20 @@ because its samples differ in their FLOPs.
 
 import logging
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
+import torch
+
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.layers.dry_run import dry_run
+from hpctrain.engine.parallel.preparing.initial import Build
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.tasks.task import Task
+from hpctrain.insight.estimates.hardware import peak_of
+from hpctrain.insight.flops.flops import flops_of_training
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +70,47 @@ class Utilisation:
             self._told = True
             return {}
         return {names.MFU_PERCENT: mfu}
+
+
+def build_utilisation(
+    build: Build,
+    model: ParallelModel,
+    task: Task,
+    hardware_section: dict[str, Any],
+    ranks: RankInfo,
+) -> Utilisation | None:
+    """Return what measures the MFU; None where the device or the model is unknown.
+
+    `build` makes another such model.
+    """
+    device, peak = model.precision.device, None
+    if ranks.is_main and (device.type == "cuda" or hardware_section):
+        asked = hardware_section, model.precision.compute
+        peak = peak_of(*asked, *_named(device))
+    if peak is None:
+        return None
+    if not all(parameter.requires_grad for parameter in model.module.parameters()):
+        log.info("no MFU: parameters that are not trained need fewer operations than are counted")
+        return None
+    return Utilisation(partial(_count, build, task), peak * ranks.world_size)
+
+
+def _named(device: torch.device) -> tuple[str, int | None]:
+    """Return the name and the bytes of a GPU; "" and None for a CPU."""
+    if device.type != "cuda":
+        return "", None
+    return torch.cuda.get_device_name(device), torch.cuda.get_device_properties(device).total_memory
+
+
+def _count(build: Build, task: Task, batch: Batch) -> int | None:
+    """Return the operations of a sample; the random state stays as it is."""
+    with dry_run():
+        needed = flops_of_training(build, task, batch)
+    if needed is None:
+        log.info("no MFU: the FLOPs of this model cannot be counted")
+        return None
+    log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
+    return needed.training
 
 
 def _shapes(batch: Batch) -> list[tuple[int, ...]]:

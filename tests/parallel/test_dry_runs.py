@@ -29,7 +29,7 @@ PARTS = ("train.accumulate", 4)
 PIPELINE = (("parallel.pp", 2), ("parallel.dp_replicate", 1), PARTS)
 CELLS = [
     Cell("conv, stages", 2, (*PIPELINE, ("parallel.pipeline.schedule", name)))
-    for name in ("1f1b", "gpipe", "interleaved")
+    for name in ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
 ]
 
 
@@ -48,7 +48,7 @@ def statistics(cells: list[Cell]) -> list[tuple[Values, float, float]]:
     return found
 
 
-@pytest.mark.parametrize("cells", either([CELLS[0::2]], [CELLS]), ids=["some", "more"])
+@pytest.mark.parametrize("cells", either([CELLS[0::3]], [CELLS]), ids=["some", "more"])
 def test_statistics_of_a_pipeline_are_those_of_one_process(cells: list[Cell]) -> None:
     """It has the same micro-batches."""
     expected, loss, trained = run_ranks(statistics, 1, [Cell("conv, stages", 1, (PARTS,))])[0][0]

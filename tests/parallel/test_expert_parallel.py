@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
+from hpctrain.config.schema.parallel import PipelineConfig
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.errors import ConfigError
 from tests.bounds import EXACT, within
@@ -220,6 +221,12 @@ def test_refused_before_and_after_the_model_is_built(
     built = message.replace("model.experts", "layers.1.mlp.bank")
     with pytest.raises(ConfigError, match=re.escape(built)):
         find_plan(MODELS["moe"](), config.parallel, degrees)
+
+
+def test_the_backward_pass_is_in_one_piece() -> None:
+    parallel = ParallelConfig(pipeline=PipelineConfig(schedule="zbv"))
+    with pytest.raises(ConfigError, match=r"parallel\.pipeline\.schedule=zbv: use gpipe, 1f1b or"):
+        find_plan(MODELS["moe"](), parallel, Degrees(pp=2))
 
 
 def test_a_model_without_experts() -> None:

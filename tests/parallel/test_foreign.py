@@ -172,8 +172,9 @@ def test_documents_are_no_attention_mask() -> None:
         check_arguments(names, LanguageModel(documents=True).arguments)
 
 
-def test_stages_may_return_views() -> None:
-    pipeline = PipelineConfig(schedule="interleaved")
+@pytest.mark.parametrize("schedule", ["zbv", "interleaved_zb"])
+def test_stages_may_return_views(schedule: str) -> None:
+    pipeline = PipelineConfig(schedule=schedule)
     check("llama", 2, ParallelConfig(dp_replicate=1, pp=2, pipeline=pipeline), 4)
 
 

@@ -46,7 +46,8 @@ LAYOUTS: dict[str, tuple[int, Keys]] = {
 }
 PP: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1}
 MORE: dict[str, tuple[int, Keys]] = {
-    "interleaved": (2, PP | {"parallel.pipeline.schedule": "interleaved"}),
+    "zbv": (2, PP | {"parallel.pipeline.schedule": "zbv"}),
+    "interleaved_zb": (2, PP | {"parallel.pipeline.schedule": "interleaved_zb"}),
     "agree": (2, SHARD | {"parallel.fsdp.agree": True}),
     "checkpointing": (2, SHARD | {"train.activation_checkpointing": "full"}),
     "ddp": (2, {"parallel.ddp.find_unused_parameters": True}),
@@ -85,7 +86,7 @@ FAST = [
     ("prefix", "inside", "zero3", 1),
     ("prefix", "inside", "zero1", 2),
     ("prefix", "inside", "pp", 1),
-    ("prefix", "inside", "interleaved", 2),
+    ("prefix", "inside", "zbv", 2),
     ("no_grad", "inside", "zero2", 1),
     ("lora", "inside", "zero3", 2),
 ]
@@ -116,7 +117,7 @@ def test_equal_to_one_process(name: tuple[str, str, str, int]) -> None:
     ("first", "then"),
     either(
         [("pp", "pp")],
-        [("pp", "zero3"), ("zero3", "pp"), ("interleaved", "pp, zero3"), ("tp", "interleaved")],
+        [("pp", "zero3"), ("zero3", "pp"), ("zbv", "pp, zero3"), ("tp", "zbv")],
         several=True,
     ),
 )

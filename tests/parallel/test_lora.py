@@ -53,6 +53,7 @@ COVERING: dict[str, tuple[int, dict[str, Any]]] = {
 MORE: dict[str, tuple[int, dict[str, Any]]] = {
     "ddp": (2, {}),
     "cp": (2, {"parallel.cp": 2}),
+    "zbv": (2, {"parallel.pp": 2, "train.accumulate": 4, "parallel.pipeline.schedule": "zbv"}),
     "whole sequence": (2, {"parallel.tp": 2, "parallel.sequence_parallel": False}),
     "checkpointing": (2, ZERO3 | {"train.activation_checkpointing": "full"}),
     "offload": (2, ZERO3 | {"parallel.fsdp.offload": True}),

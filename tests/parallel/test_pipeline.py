@@ -44,7 +44,7 @@ Keys = dict[str, Any]
 PP: Keys = {"parallel.pp": 2, "parallel.dp_replicate": 1, "train.accumulate": 4}
 SHARD: Keys = {"parallel.dp_shard": 2}
 TP: Keys = {"parallel.tp": 2}
-SCHEDULES = ("1f1b", "gpipe", "interleaved")
+SCHEDULES = ("1f1b", "gpipe", "interleaved", "zbv", "interleaved_zb")
 
 
 def schedule(name: str) -> Keys:
@@ -67,25 +67,27 @@ MORE = [
     cell("untied", 2, {"train.accumulate": 2}),
     cell("untied", 2, schedule("gpipe"), {"train.accumulate": 2}),
     cell("untied", 2, {"parallel.pipeline.blocks": (1, 3)}),
-    cell("gpt", 2, schedule("interleaved"), {"train.accumulate": 2}),
+    cell("gpt", 2, schedule("zbv"), {"train.accumulate": 2}),
     cell("untied", 2, {"train.activation_checkpointing": "full"}),
-    cell("untied", 2, schedule("interleaved"), {"train.activation_checkpointing": "full"}),
+    cell("untied", 2, schedule("zbv"), {"train.activation_checkpointing": "full"}),
     cell("untied", 2, {"parallel.fsdp.offload": True, "parallel.dp_shard": 1}),
     *(
         cell("untied", 4, SHARD, {"parallel.zero": zero}, schedule(name))
         for name in SCHEDULES
         for zero in (1, 2, 3)
+        if zero < 3 or not name.startswith(("zbv", "interleaved_zb"))
     ),
     *(cell("untied", 4, {"parallel.dp_replicate": 2}, schedule(name)) for name in SCHEDULES[1:]),
     *(
         cell(model, 4, TP, schedule(name), {key: False})
         for model in ("untied", "gpt")
-        for name in ("1f1b", "interleaved")
+        for name in ("1f1b", "interleaved", "zbv")
         for key in ("parallel.sequence_parallel", "parallel.loss_parallel")
     ),
     cell("gpt", 4, TP),
     cell("untied", 4, {"parallel.pp": 4}),
     cell("untied", 8, TP, SHARD),
+    cell("untied", 8, TP, SHARD, {"parallel.zero": 2}, schedule("zbv")),
     cell("gpt", 8, TP, {"parallel.dp_replicate": 2}, schedule("interleaved")),
     cell("untied", 8, SHARD, {"parallel.dp_replicate": 2}),
 ]
@@ -157,17 +159,15 @@ def losses_of(cells: tuple[Cell, ...], sizes: tuple[int, ...]) -> list[list[floa
 
 SIZES = (24, 16, 24, 8, 16)
 VALIDATED = [
-    pytest.param(
-        [cell("untied", 2), cell("untied", 2, schedule("interleaved"))], SIZES, id="two ranks"
-    ),
+    pytest.param([cell("untied", 2), cell("untied", 2, schedule("zbv"))], SIZES, id="two ranks"),
     pytest.param([cell("untied", 4, SHARD)], (16, 24), id="sharded-4-ranks"),
     pytest.param(
-        [cell("untied", 2, schedule(name)) for name in ("gpipe", "interleaved")],
+        [cell("untied", 2, schedule(name)) for name in ("gpipe", "interleaved", "interleaved_zb")],
         SIZES,
         marks=pytest.mark.slow,
     ),
     pytest.param(
-        [cell("untied", 4, TP, schedule("interleaved"), {"parallel.loss_parallel": False})],
+        [cell("untied", 4, TP, schedule("zbv"), {"parallel.loss_parallel": False})],
         SIZES,
         marks=pytest.mark.slow,
     ),
@@ -191,7 +191,7 @@ def test_reduced_precision_stays_near_one_process() -> None:
 PIPELINES = {
     "single": Cell("untied", 1, (), "adamw", 5),
     "1f1b": Cell("untied", 2, tuple(PP.items()), "adamw", 5),
-    "interleaved": Cell("untied", 2, tuple((PP | schedule("interleaved")).items()), "adamw", 5),
+    "zbv": Cell("untied", 2, tuple((PP | schedule("zbv")).items()), "adamw", 5),
     "zero3": Cell("untied", 4, tuple((PP | SHARD).items()), "adamw", 5),
 }
 
@@ -199,13 +199,8 @@ PIPELINES = {
 @pytest.mark.parametrize(
     ("source", "to"),
     either(
-        [("single", "1f1b"), ("interleaved", "single")],
-        [
-            ("single", "interleaved"),
-            ("1f1b", "zero3"),
-            ("zero3", "interleaved"),
-            ("zero3", "single"),
-        ],
+        [("single", "1f1b"), ("zbv", "single")],
+        [("single", "zbv"), ("1f1b", "zero3"), ("zero3", "zbv"), ("zero3", "single")],
         several=True,
     ),
 )
@@ -222,6 +217,9 @@ def test_checkpoints_go_on_with_another_pipeline(source: str, to: str, tmp_path:
         ("gpipe", 4, 3 / 7),
         ("1f1b", 12, 3 / 15),
         ("interleaved", 4, 3 / 11),
+        ("interleaved_zb", 4, 3 / 27),
+        ("zbv", 7, 0),
+        ("zbv", 4, 3 / 7),
     ],
 )
 def test_the_expected_bubble(name: str, parts: int, expected: float) -> None:
@@ -284,6 +282,17 @@ def problems(keys: Keys, ranks: int = 2) -> str:
         ({"train.accumulate": 1, "train.global_batch_size": 1}, 2, "=1 is too small for 2 of"),
         ({"parallel.pipeline.blocks": [1, 1, 2]}, 2, "has 3 numbers: parallel.pp=2"),
         ({"parallel.pipeline.blocks": [0, 4]}, 2, "at least 1 block"),
+        (
+            {"parallel.dp_shard": 2, "parallel.pipeline.schedule": "zbv"},
+            4,
+            "wrong gradients; use zero=2",
+        ),
+        ({"parallel.pipeline.schedule": "zbv", "train.compile": "blocks"}, 2, "compiled"),
+        (
+            {"parallel.pipeline.schedule": "zbv", "train.activation_checkpointing": "selective"},
+            2,
+            "use full, none or the schedule interleaved",
+        ),
         ({"parallel.sync": "every"}, 2, "once per step; use auto or last"),
         ({"data.collate": "pack"}, 2, "a packed batch has no micro-batches"),
         (

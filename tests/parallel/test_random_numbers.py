@@ -20,11 +20,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "tp": {"parallel.tp": 2},
     "cp": {"parallel.cp": 2},
     "pp": {"parallel.pp": 2, "train.accumulate": 2},
-    "interleaved": {
-        "parallel.pp": 2,
-        "train.accumulate": 4,
-        "parallel.pipeline.schedule": "interleaved",
-    },
+    "zbv": {"parallel.pp": 2, "train.accumulate": 4, "parallel.pipeline.schedule": "zbv"},
     "ddp": {"parallel.dp_replicate": 2},
     "zero3": {"parallel.dp_shard": 2},
 }

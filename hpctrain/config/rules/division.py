@@ -14,14 +14,21 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 
+_ZERO_BUBBLE = ("zbv", "interleaved_zb")
+
 
 def bubble(schedule: str, pp: int, parts: int) -> float:
     """Return the expected fraction of a step in which a rank of `pp` waits for the others.
 
     It is (p - 1) / (m + p - 1) for p stages and m micro-batches, the parts of a step (Huang et al.
-    2019), and m is multiplied by the stages of a rank (Narayanan et al. 2021).
+    2019), and m is multiplied by the stages of a rank (Narayanan et al. 2021). For the zero-bubble
+    schedules (Qi et al. 2023) the forward pass and the two halves of the backward pass take the
+    same time; zbv then has no bubble from 2 p - 1 micro-batches on.
     """
-    return (pp - 1) / (SCHEDULES[schedule] * parts + pp - 1)
+    if schedule == "zbv":
+        return max(0.0, 1 - parts / (2 * pp - 1))
+    work = SCHEDULES[schedule] * parts * (3 if schedule == "interleaved_zb" else 1)
+    return (pp - 1) / (work + pp - 1)
 
 
 def block_problem(what: str, count: int, parallel: ParallelConfig, pp: int) -> str:
@@ -50,7 +57,7 @@ def parts_problem(schedule: str, pp: int, parts: int) -> str:
     rounds = max(1, parts // pp)
     if parts < pp:
         return f"{parts} micro-batches are fewer than the {pp} ranks of the pipeline"
-    if schedule == "interleaved" and parts % rounds:
+    if schedule.startswith("interleaved") and parts % rounds:
         return f"{parts} micro-batches cannot be divided into {rounds} rounds"
     return ""
 
@@ -59,11 +66,16 @@ def expert_problems(
     name: str, experts: int, degrees: Degrees, parallel: ParallelConfig
 ) -> Iterator[str]:
     """Yield why the experts of a model, `name` in each layer, cannot be computed like this."""
-    ep = parallel.ep
+    ep, schedule = parallel.ep, parallel.pipeline.schedule
     if ep > 1 and degrees.tp > 1:
         yield (
             f"{name}={experts} with parallel.ep={ep} and tp {degrees.tp}: data-parallel ranks "
             "divide the experts, use ep 1 or tp 1"
+        )
+    if degrees.pp > 1 and schedule in _ZERO_BUBBLE:
+        yield (
+            f"{name}={experts} with parallel.pipeline.schedule={schedule}: use gpipe, 1f1b or "
+            "interleaved, experts need a backward pass in one piece"
         )
     if experts % ep:
         near = either(neighbours(factors(experts), ep))

@@ -8,7 +8,7 @@ from typing import Any
 from hpctrain.config.schema.key import key, section
 
 # The name of a schedule, and the stages that each rank has.
-SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2}
+SCHEDULES = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zbv": 2, "interleaved_zb": 2}
 STYLES = (
     *("colwise", "rowwise", "embedding_rowwise", "colwise_gather_output"),
     *("sequence_parallel", "gather_sequence"),
@@ -73,7 +73,8 @@ class PipelineConfig:
     schedule: str = key(
         "1f1b",
         "gpipe makes all forward passes first. 1f1b alternates, which keeps fewer activations. "
-        "interleaved gives each rank several stages, which makes the bubble smaller.",
+        "interleaved gives each rank several stages, which makes the bubble smaller. zbv and "
+        "interleaved_zb (zero bubble) also split the backward pass.",
         choices=tuple(SCHEDULES),
     )
     blocks: list[int] | None = key(

@@ -62,7 +62,14 @@ class United(nn.Module):
 
 def numbers_of(schedule: str, pp: int, pp_rank: int) -> list[int]:
     """Return the numbers of the stages that rank `pp_rank` of `pp` has, in their order."""
+    if schedule == "zbv":
+        return [pp_rank, 2 * pp - 1 - pp_rank]
     return [pp_rank + pp * i for i in range(SCHEDULES[schedule])]
+
+
+def rank_of(number: int, schedule: str, pp: int) -> int:
+    """Return which rank of `pp` has a stage."""
+    return next(rank for rank in range(pp) if number in numbers_of(schedule, pp, rank))
 
 
 def block_counts(model: nn.Module, plan: Plan, parallel: ParallelConfig, pp: int) -> list[int]:

@@ -6,8 +6,8 @@
     rank 1   .  F0 B0 F1 B1 F2 B2 F3 B3 .
 
 The schedules are those of torch (`torch.distributed.pipelining`): GPipe (Huang et al. 2019), 1F1B
-(PipeDream-Flush, Narayanan et al. 2021) and interleaved 1F1B. Only the last stage computes the
-loss, so the other ranks return sums of zero.
+(PipeDream-Flush, Narayanan et al. 2021), interleaved 1F1B, and two zero-bubble schedules (Qi et al.
+2023). Only the last stage computes the loss, so the other ranks return sums of zero.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hpctrain.data.generators import seeded_generators
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import dry_run
-from hpctrain.engine.parallel.dividing.stages import United, numbers_of
+from hpctrain.engine.parallel.dividing.stages import United, numbers_of, rank_of
 from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
@@ -52,6 +52,8 @@ _CLASSES = {
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved": "Interleaved1F1B",
+    "zbv": "ZBVZeroBubble",
+    "interleaved_zb": "InterleavedZeroBubble",
 }
 # Every schedule keeps receive buffers for the shapes of its inputs.
 _KEPT = 8
@@ -81,6 +83,7 @@ class PipelineModel(ParallelModel):
         numbers = numbers_of(schedule, pp, mesh.pp_rank)
         self._stages = dict(zip(numbers, stages, strict=True))
         self._is_first, self._is_last = 0 in numbers, self._count - 1 in numbers
+        self._last_rank = rank_of(self._count - 1, schedule, pp)
         mesh.has_outputs = self._is_last
         for stage in stages:
             stage.forward = functools.partial(_forward, stage.forward, setup.precision)
@@ -154,7 +157,7 @@ class PipelineModel(ParallelModel):
             self._work = None
         names = self._names.get(train)
         if names is None:
-            names = objects.broadcast(work.names, self.mesh.degrees.pp - 1, self.mesh.pp_group)
+            names = objects.broadcast(work.names, self._last_rank, self.mesh.pp_group)
             self._names[train] = names
         if self._is_last and self.mesh.tp_rank == 0:
             return names, tensor_of(added([*work.sums.values()]))
@@ -175,6 +178,7 @@ class PipelineModel(ParallelModel):
             for number, module in self._stages.items()
         ]
         for stage in made:
+            stage.whole = set()
             stage.experts = [*filter(counts_loads, stage.submod.modules())]
         schedule = get_schedule_class(_CLASSES[self._kind])(
             made[0] if len(made) == 1 else made, parts, loss_fn=self._loss_of, scale_grads=False
@@ -217,16 +221,52 @@ def _forward(forward: Callable[..., Any], precision: Precision, *args: Any, **kw
     """Call the forward function of a stage; return a tensor, which torch can send."""
     with precision.forward():
         outputs = forward(*args, **kwargs)
-    return getattr(outputs, "logits", outputs)
+    outputs = getattr(outputs, "logits", outputs)
+    # The zero-bubble schedules detach what a stage returns in place, which a view does not allow.
+    return outputs.clone() if outputs._is_view() else outputs
 
 
 class _Stage(PipelineStage):
-    """A stage that counts the loads of its experts."""
+    """A stage that counts loads of experts, may come after frozen ones, and can be evaluated."""
 
     experts: list[Any]
+    whole: set[int]
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         if fwd_chunk_id == 0:  # the passes by which torch learns shapes do not count
             for module in self.experts:
                 module.start_loads()
         return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
+
+    def backward_one_chunk(
+        self,
+        bwd_chunk_id: int,
+        loss: Any = None,
+        full_backward: bool = True,
+        last_backward: Any = False,
+    ) -> Any:
+        if self.has_backward and not full_backward and not self.is_first:
+            # torch finds the weights of the second half on the way from the outputs to inputs that
+            # need a gradient. There are none if all stages before this one are frozen.
+            inputs = self.fwd_cache[bwd_chunk_id][1]
+            full_backward = not any(isinstance(x, torch.Tensor) and x.requires_grad for x in inputs)
+            if full_backward:
+                self.whole.add(bwd_chunk_id)
+        return super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: Any = False) -> Any:
+        if bwd_chunk_id in self.whole:
+            self.whole.remove(bwd_chunk_id)
+            return None
+        return super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
+
+    def get_local_bwd_output(self, mb_index: int) -> Any:
+        """Return the gradient of the input; in an evaluation torch asks for it and raises."""
+        if not self.has_backward:
+            return ()
+        return super().get_local_bwd_output(mb_index)  # type: ignore[no-untyped-call]
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: Any, mb_index: int) -> None:
+        """Take the gradient of the output from the next stage, which is on the same rank."""
+        if self.has_backward:
+            super().set_local_bwd_input(next_stage_bwd_outputs, mb_index)

@@ -15,7 +15,7 @@ from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 # No number of a run depends on these sections, and a site's file sets them for each run.
-_OF_JOBS = ("launch.", "site.", "network.", "evaluation.")
+_OF_JOBS = ("launch.", "site.", "network.", "evaluation.", "notify.")
 
 
 @functools.cache

@@ -219,7 +219,7 @@ class TrainConfig:
         "note",
         "What happens when all numbers are finite, but the run seems to learn nothing: its loss "
         "has diverged, or layers get a gradient of exactly zero. note says so in the log, status, "
-        "MLflow and an alert. stop also ends the run as failed. off does not look.",
+        "MLflow and to trackers. stop also ends the run as failed. off does not look.",
         choices=("note", "stop", "off"),
         identity=False,
     )

@@ -50,7 +50,7 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.meta import AlertSettings, Meta, variable_of
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
@@ -245,13 +245,9 @@ class Attempt:
             stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
-        tracking, notify = self._config.tracking, self._config.notify
+        tracking = self._config.tracking
         if not tracking.enabled:
             return Tracker()
-        if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            AlertSettings(variable, tuple(notify.on)).put(self._run.path)
-        else:
-            AlertSettings.drop(self._run.path)  # of an attempt before
         others: list[OtherTracker] = []
         if tracking.also:
             needed = "a class that inherits from hpctrain.trackers.OtherTracker"

@@ -160,7 +160,6 @@ def short_run(
     data, train, checkpoint = config.data, config.train, config.checkpoint
     data.val_split, data.val_sets, data.fold = None, [], None
     data.group = None if data.subset is None else data.group
-    config.notify = nothing.notify
     config.scheduler = nothing.scheduler
     config.scheduler.kind, config.scheduler.warmup_steps = "constant", STEPS
     train.max_steps, train.max_epochs, train.log_every = STEPS, None, _REPORT

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -26,6 +27,7 @@ from hpctrain.base.processes.causes import (
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.requeue import requeue_from_rank
+from hpctrain.config.frozen import plain, targets
 from hpctrain.config.identity import chosen
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.metric_registry import RUNG
@@ -54,6 +56,7 @@ from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
+_MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
 class Attempt:
@@ -161,11 +164,9 @@ class Attempt:
         """Record from which step it goes on, and what was damaged; say if the code has changed."""
         if damaged or self._run.read().attempt.first_step != step:
             self._run.add_facts(first_step=step, damaged=sorted(damaged))
-            # Other code may have made this checkpoint than those that are damaged.
-            self._code = trained_code.changes(self._run)
-            self._run.add_facts(code_changed=self._code)
         if self._code:
             self._warn_of_code(step)
+        trained_code.record(self._run, targets(plain(self._config)), _MODULES)
 
     def _warn_of_code(self, step: int) -> None:
         log.warning(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
-from hpctrain.config.frozen import plain, targets
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.data.workers.pool import stacks
@@ -56,7 +54,6 @@ from hpctrain.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
-_MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
 def train(config: Config, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
@@ -188,9 +185,6 @@ class _Rank:
         place = Place(
             *(self.config, self.run, self.ranks, self.device, tracker, self.stop, self.account),
         )
-        if self.ranks.is_main:
-            named = [*targets(plain(self.config))]
-            place = replace(place, begun=partial(trained_code.record, self.run, named, _MODULES))
         if self.attempt and not self.rollbacks:  # of a rollback the journal tells
             place = replace(place, began_from=self.attempt.began_from)
         return place

@@ -19,7 +19,6 @@ from hpctrain.runs.commands import status as status_module
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import state, stop_request
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import tail
 from hpctrain.tracking.meta import Meta, Uploaded
 from tests.conftest import process_kept, run_json, run_module, runs
 from tests.made_runs import NOW, make_checkpoint, make_run
@@ -238,7 +237,7 @@ def test_a_fifo_is_not_waited_for(
             logs_module.main([path.name, "--dir", str(tmp_path), *more])
     # A log that becomes a FIFO at the last moment is an error, too.
     with pytest.raises(OSError, match="not a regular file"):
-        tail(other / "logs" / "7_0.rank0.log", 0)
+        logs_module._print_end(other / "logs" / "7_0.rank0.log", 30)
 
 
 @pytest.mark.slow

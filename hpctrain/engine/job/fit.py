@@ -108,7 +108,7 @@ def _opened(config: Config, run: RunDir, ranks: RankInfo, began: float | None) -
         Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
         process_group(ranks, config.parallel, config.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.attempt_key),
+        recorded(run.path, ranks.attempt_key, ranks.rank),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
@@ -152,7 +152,7 @@ def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
 
 def _tell_late(run: RunDir, ranks: RankInfo, reason: str) -> None:
     log.error("%s: this rank exits, so that the job can go on", reason)
-    with suppress(LateRankError), recorded(run.path, ranks.attempt_key):
+    with suppress(LateRankError), recorded(run.path, ranks.attempt_key, ranks.rank):
         raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from hpctrain.tracking.store import check_store
+from hpctrain.errors import RefusedError
+from hpctrain.tracking.uploading import client
 from hpctrain.tracking.uploading.client import nature
 from tests.tracking.mlflow_server import MlflowServer, serving
 
@@ -36,7 +37,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     rows: Callable[..., list[tuple[Any, ...]]],
     tags: Callable[[str], dict[str, str]],
 ) -> None:
-    assert check_store(server.uri, "new"), "an uploader makes it"
+    client._look(server.uri, "new")  # an uploader makes it
 
     metrics = {"nan": math.nan, "inf": math.inf} | {f"m{k}": k for k in range(7)}
     process = train(
@@ -93,7 +94,8 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     error.error_code = answer["error_code"]  # type: ignore[attr-defined]
     assert nature(error) == "deleted"
 
-    # For a submission, a deleted experiment is a warning.
+    # For `doctor`, a deleted experiment is a server that takes no runs.
     (identity,) = rows("SELECT experiment_id FROM experiments WHERE name = 'exp'")[0]
     post("experiments/delete", experiment_id=str(identity))
-    assert not check_store(server.uri, "exp")
+    with pytest.raises(RefusedError, match="mlflow experiments restore --experiment-id"):
+        client._look(server.uri, "exp")

@@ -91,7 +91,8 @@ def wait_for_gpus(device: str, launch: LaunchConfig, run: RunDir, ranks: RankInf
     A process that cannot be killed keeps its memory: after a minute the log says so.
     """
     home = Path(ranks.worker or run.path)
-    if device != "cpu" and epochs.follows(home, ranks.attempt_key):
+    alone = device != "cpu" and launch.gpus_per_run is None
+    if alone and epochs.follows(home, ranks.attempt_key):
         from hpctrain.insight.doctor.checks import gpu_health
         from hpctrain.insight.doctor.measures import node_job
         from hpctrain.insight.doctor.probe import own_gpus

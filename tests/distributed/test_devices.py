@@ -14,9 +14,11 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.base.processes import gpu_driver
+from hpctrain.base.units import GIB
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.distributed.devices import Seen, agree, assign, kind
+from hpctrain.engine.supervised.micro_batches import GpuMemory
 from hpctrain.errors import ConfigError, DistributedError, HpctrainError, NoGpuError
 
 
@@ -229,3 +231,23 @@ def test_ranks_that_do_not_come_are_named(
     assert str(error) == "ranks 1, 2 did not come to the start in time"
     (said,) = caplog.messages
     assert "waits for ranks 1, 2 at :0: were they started" in said
+
+
+def test_a_process_keeps_to_its_share_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for CUDA, of which tests/gpu/test_group_gpu.py asks the real one."""
+    limits: list[float] = []
+    size = SimpleNamespace(total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: size)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda part, _: limits.append(part)
+    )
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda: limits[-1])
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (70 * GIB, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2 * GIB)
+    devices.keep_to_share(0.25, torch.device("cuda", 0))
+    assert limits == [pytest.approx(19 / 80)]  # CUDA's own memory is part of the share
+    assert GpuMemory().size() == pytest.approx(19 * GIB)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (5 * GIB, 80 * GIB))
+    assert GpuMemory().size() == pytest.approx(7 * GIB)  # others have taken more than theirs
+    with pytest.raises(ConfigError, match=r"launch.gpus_per_run=0.01: of this GPU that is 0.8 GiB"):
+        devices.keep_to_share(0.01, torch.device("cuda", 0))

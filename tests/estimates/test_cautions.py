@@ -33,6 +33,10 @@ LORA = ["train.lora.match='*'", "checkpoint.init_from=base"]
         ([*LLAMA, "parallel=ddp"], "8,030,261,248 parameters and the state of AdamW alone take"),
         ([*LLAMA, "parallel=ddp"], "89.7 GiB on each rank (divided by 1)"),
         (
+            [*LM, "model.layers=40", "model.dim=2560", "launch.gpus_per_run=0.1"],
+            "0.1 of hardware=h100_sxm has 7.9 GiB",
+        ),
+        (
             [*LLAMA, "parallel=ddp", *LORA, "hardware=rtx_4090"],
             "8,030,261,248 parameters alone take",
         ),

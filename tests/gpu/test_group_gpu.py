@@ -1,11 +1,16 @@
 """A group of one rank over NCCL: it is made, it reduces, it ends."""
 
+import gc
+
+import pytest
 import torch
 from torch import distributed
 
-from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.schema import LaunchConfig, ParallelConfig
+from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.engine.distributed.group import process_group
-from tests.gpu.device import DEVICE, REHEARSAL, on_device
+from hpctrain.engine.supervised.micro_batches import GpuMemory
+from tests.gpu.device import DEVICE, REHEARSAL, needs_gpu, on_device
 from tests.steps import ALONE
 
 pytestmark = on_device
@@ -23,3 +28,21 @@ def test_a_group_of_one_rank_begins_and_ends() -> None:
             distributed.barrier()
             assert values.tolist() == [0, 1, 2, 3, 4]
         assert not distributed.is_initialized()
+
+
+@needs_gpu
+def test_a_process_keeps_to_its_share_of_the_memory() -> None:
+    launch = LaunchConfig(gpus_per_node=1, gpus_per_run=0.25)
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = int(0.25 * total) - CONTEXT_BYTES
+    gc.collect()
+    torch.cuda.empty_cache()
+    try:
+        with process_group(ALONE, ParallelConfig(device="cuda"), launch) as device:
+            assert 0.9 * room < GpuMemory().size() <= 1.001 * room
+            fits = torch.empty(int(0.9 * room), dtype=torch.uint8, device=device)
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                torch.empty(int(0.2 * room), dtype=torch.uint8, device=device)
+            del fits
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)

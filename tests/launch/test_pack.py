@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from hpctrain.base.names.run_record import AttemptKey, RunRecord, Submission
-from hpctrain.cluster.slurm import steps
+from hpctrain.cluster.slurm import gpu_parts, steps
+from hpctrain.cluster.slurm.partition_limit import Road
 from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config, DataConfig, LaunchConfig
@@ -212,6 +213,49 @@ def test_what_does_not_go_with_a_pack(keys: str, said: str, composer: Composer) 
     composed = composer.typed(["experiment=digits", "launch.pack=2", *keys.split()])
     with pytest.raises(ConfigError, match=f"launch.pack=2 {re.escape(said)}"):
         validate(composed)
+
+
+@pytest.mark.parametrize(
+    ("devices", "job", "step"),
+    [
+        ("gpu:2,shard:8", "shard:2", "shard:1"),
+        ("gpu:a100:4(S:0-1),shard:a100:40(S:0-1)", "shard:6", "shard:3"),
+        ("gpu:1,shard:4,mps:100", "mps:50", "mps:25"),
+        ("gpu:4,shard:4", "the GPUs of the partition that is the default one have 1 parts", ""),
+        ("gpu:4", "no node of the partition that is the default one has parts of GPUs", ""),
+    ],
+)
+def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
+    devices: str, job: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stand-in for sinfo; the real one answers in the test of shards."""
+    gpu_parts._offered.cache_clear()
+    monkeypatch.setattr(gpu_parts, "ask", lambda *_, **__: f"batch*|{devices}\ncpu|(null)")
+    monkeypatch.setattr(arrays, "_road", lambda _: Road("requeue"))
+    (array,) = arrays.plan(asked(tmp_path, 2, gpus_per_run=0.25), tmp_path / "sweep", 1000)
+    if not step:
+        with pytest.raises(ConfigError, match=job):
+            array.text()
+        return
+    text = array.text()
+    assert f"#SBATCH --gres={job}\n" in text
+    assert f" --gres={step} " in text
+    assert "gpus-per-node" not in text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ("launch.pack=5", "with launch.pack=5: all runs of a job share one GPU"),
+        ("launch.gpus_per_node=2 launch.tasks_per_node=2", "with launch.tasks_per_node=2: only"),
+        ("site.gpu_type=a100", "with site.gpu_type=a100: parts of GPUs have none"),
+        ("launch.preflight=full", "with launch.preflight=full"),
+    ],
+)
+def test_what_does_not_go_with_a_shared_gpu(keys: str, said: str, composer: Composer) -> None:
+    share = ("launch.gpus_per_run=0.25", "launch.gpus_per_node=1")
+    with pytest.raises(ConfigError, match=f"launch.gpus_per_run=0.25 {re.escape(said)}"):
+        validate(composer.typed(["experiment=digits", *share, *keys.split()]))
 
 
 def by_fault(folder: Path) -> dict[str, Path]:

@@ -146,7 +146,7 @@ def test_all_arrays_together_keep_to_max_running(
     ("launch", "hours"),
     [
         ({"gpus_per_node": 2}, "6 GPU-hours"),
-        ({"gpus_per_node": 1, "spares": 1}, "6 GPU-hours"),
+        ({"gpus_per_node": 1, "gpus_per_run": 0.5, "spares": 1}, "3 GPU-hours"),
         ({"nodes": "1-2", "tasks_per_node": 4, "chain": 3}, "72 rank-hours"),
     ],
 )

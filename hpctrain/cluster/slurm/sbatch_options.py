@@ -7,6 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.cluster.slurm import gpu_parts
 from hpctrain.cluster.slurm.node_range import node_options
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
@@ -79,6 +80,8 @@ _OWN_GPU_ONLY = (
 
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, launch.pack)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option in ("srun", "none"):
         return {}
@@ -94,6 +97,8 @@ def step_gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     of a rank has its own GPU only, and NCCL can then use neither NVLink nor shared memory between
     the ranks of a node.
     """
+    if launch.gpus_per_run is not None:
+        return gpu_parts.option(launch, site, 1)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option == "none":
         return {}
@@ -112,6 +117,8 @@ def _memory_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
         return {}
     if launch.mem_gb == 0:
         return {"mem": "0"}
+    if launch.gpus_per_run is not None and option == "mem-per-gpu":
+        option = "mem"  # the job has no whole GPU
     shares = {
         "mem": 1,
         "mem-per-cpu": launch.tasks_per_node * launch.cpus_per_task,

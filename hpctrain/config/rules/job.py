@@ -32,6 +32,11 @@ def resources(config: Config) -> Iterator[str]:
             f"launch.gpus_per_node={launch.gpus_per_node} cannot be divided evenly over "
             f"launch.tasks_per_node={launch.tasks_per_node}"
         )
+    if launch.pack * (share := launch.gpus_per_run or 0) > 1.0001:
+        yield (
+            f"launch.gpus_per_run={share:g} with launch.pack={launch.pack}: all runs of a job "
+            "share one GPU"
+        )
     for name, (_, key) in variables(config.network, config.train).items():
         if name in site.env:
             yield f"{key} and site.env.{name} set the same variable: give one of them"

@@ -60,6 +60,15 @@ class LaunchConfig:
         unit="GPUs",
         at_least=0,
     )
+    gpus_per_run: float | None = key(
+        None,
+        "A run of one rank has this share of a GPU and of its memory, such as 0.25, and other runs "
+        "of the pack or other jobs have the rest. The site must offer parts of GPUs as gres shard "
+        "or mps. Null means whole GPUs.",
+        unit="GPUs",
+        at_least=0.01,
+        at_most=0.99,
+    )
     cpus_per_task: int = key(1, "Each rank gets this many CPU cores.", count="cores")
     mem_gb: float | None = key(
         None,
@@ -142,10 +151,11 @@ class LaunchConfig:
     @property
     def of_job(self) -> LaunchConfig:
         """The resources of a whole job, which `pack` runs share."""
+        whole = self.gpus_per_run is None  # else the runs share one GPU
         return replace(
             self,
             tasks_per_node=self.pack * self.tasks_per_node,
-            gpus_per_node=self.pack * self.gpus_per_node,
+            gpus_per_node=self.gpus_per_node * (self.pack if whole else 1),
             mem_gb=None if self.mem_gb is None else self.pack * self.mem_gb,
         )
 

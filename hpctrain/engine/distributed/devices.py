@@ -248,6 +248,21 @@ def assign(seen: Sequence[Seen], *, share: bool = False) -> list[int]:
     return indices
 
 
+def keep_to_share(share: float, device: torch.device) -> None:
+    """Let torch allocate at most a share of the memory of a GPU, which others use, too.
+
+    What CUDA itself takes for this process is part of the share, but not of torch's limit. A share
+    that is not larger than that is a ConfigError.
+    """
+    size = torch.cuda.get_device_properties(device).total_memory
+    if share * size <= CONTEXT_BYTES:
+        raise ConfigError(
+            f"launch.gpus_per_run={share:g}: of this GPU that is {share * size / GIB:.1f} GiB, and "
+            f"CUDA itself takes {CONTEXT_BYTES / GIB:g} GiB; let fewer runs share a GPU"
+        )
+    torch.cuda.set_per_process_memory_fraction(share - CONTEXT_BYTES / size, device)
+
+
 def _compare(store: dist.Store, ranks: RankInfo, share: bool) -> _Answer:
     keys = [_key(rank) for rank in range(ranks.world_size)]
     with suppress(RuntimeError):  # the timeout

@@ -27,7 +27,7 @@ from hpctrain.cluster.ranks.port import keep_alive, listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.engine.distributed import long_work, members
-from hpctrain.engine.distributed.devices import agree
+from hpctrain.engine.distributed.devices import agree, keep_to_share
 from hpctrain.errors import DistributedError, JoinError
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,8 @@ def process_group(
         store = dist.HashStore() if key is None else _store(ranks, timeout, key)
         share = config.backend == "gloo"  # NCCL wants one GPU for each rank
         device = agree(store, ranks, config.device, launch.gpus_per_node, share=share)
+        if launch.gpus_per_run is not None and device.type == "cuda":
+            keep_to_share(launch.gpus_per_run, device)
         dist.init_process_group(
             # gloo handles tensors on the CPU, also on ranks that use NCCL for the GPU.
             config.backend if config.backend != "auto" else _BACKENDS[device.type],

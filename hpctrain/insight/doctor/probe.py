@@ -26,6 +26,7 @@ from hpctrain.insight.doctor.checks import (
     limits,
 )
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
+from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
 from hpctrain.insight.doctor.finding import Finding, unknown
 from hpctrain.insight.monitor.gpu_library import Library
 
@@ -44,6 +45,7 @@ class Expectation:
     stages: bool  # the job cannot train without copies of the data in it
     data: str  # "" if none is read
     mixed: bool = False  # its nodes may differ
+    shared: bool = False  # others use its GPU, too
 
     @classmethod
     def of(
@@ -61,6 +63,7 @@ class Expectation:
             stages=data.stage == "node" or "://" in data.path,
             data=data.path,
             mixed=job.mixed,
+            shared=job.launch.gpus_per_run is not None,
         )
 
 
@@ -110,6 +113,8 @@ def probe(
     first = ranks.local_rank if alone else min(own, default=0)
     nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
+    if asked.shared:
+        findings = [one for one in findings if not one.check.endswith(OTHERS)]
     findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)

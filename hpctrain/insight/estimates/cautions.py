@@ -68,11 +68,13 @@ def _across_nodes(degrees: Degrees, per_node: int, ep: int) -> Iterator[str]:
 
 def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[str]:
     """Yield a warning if parameters and their states alone do not fit on a GPU."""
-    parallel = config.parallel
+    parallel, share = config.parallel, config.launch.gpus_per_run
     # How many weights are packed in 4 bits, or kept on the host, is not known here.
     unknown = parallel.ep > 1 or config.train.lora.quantize or parallel.fsdp.offload
     if hardware.memory_bytes is None or unknown:
         return
+    memory = int(hardware.memory_bytes * (share or 1))
+    machine = f"{share:g} of hardware={hardware.name}" if share else f"hardware={hardware.name}"
     count = parameter_count(config.model)
     if count is None:
         known = runs_of_model(config.model, config.output_dir)
@@ -88,11 +90,11 @@ def _states(config: Config, degrees: Degrees, hardware: Hardware) -> Iterator[st
     needed = count * ELEMENT_BYTES[config.precision.params] * (1 + states) / ranks
     optimizer = config.optimizer._target_.rpartition(".")[2]
     of_model = f"{count:,} parameters" + f" and the state of {optimizer}" * (states > 0)
-    if on_gpu(needed, hardware.memory_bytes, complete=False).possible is False:
+    if on_gpu(needed, memory, complete=False).possible is False:
         yield (
             f"does not fit: {of_model} alone take "
             f"{needed / GIB:.1f} GiB on each rank (divided by {ranks}), and "
-            f"hardware={hardware.name} has {hardware.memory_bytes / GIB:.1f} GiB: "
+            f"{machine} has {memory / GIB:.1f} GiB: "
             f"{cures('states', config, degrees.ranks) or 'ask for more launch.nodes'}; "
             "`python -m hpctrain plan` shows layouts that fit"
         )

@@ -45,6 +45,10 @@ def main(argv: list[str]) -> int:
         _refuse_unmeasurable(given.overrides, given.sample_shape)
     config = _composed_for(given.overrides, given.config_dir, given.sample_shape)
     hardware = of_section(config.hardware) if config.hardware else None
+    if hardware and hardware.memory_bytes and config.launch.gpus_per_run is not None:
+        share = int(config.launch.gpus_per_run * hardware.memory_bytes)
+        hardware = replace(hardware, memory_bytes=share)
+
     validate_job(config, _SECTIONS)
     gc.disable()  # importing torch makes many objects and drops few
     from hpctrain.engine.parallel.precision import default_dtype

@@ -81,6 +81,6 @@ def check_budget(jobs: Collection[tuple[Config, int]]) -> None:
 
 def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:
     """Return what a run takes if each job of its chain lasts as long as it may."""
-    per_node = launch.gpus_per_node or launch.tasks_per_node
+    per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
     nodes = launch.node_numbers[-1] + launch.spares
     return launch.limit_min / 60 * nodes * per_node * road(site, launch.chain).jobs

@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
-from msgspec.structs import replace
 
 from hpctrain.base.files.mailbox import Message
 from hpctrain.base.files.record import Count, Time
@@ -90,8 +89,8 @@ def _record(run: Path, key: AttemptKey, error: BaseException, rank: int) -> None
         cause, follows = CODE, False
     if run.is_dir() and not follows and first(run, key) is None:
         at = frames.place(frames.of_error(error))
-        failure = Failure(*key, error=text, time=time.time(), cause=cause.name, rank=rank)
-        failure = replace(failure, host=host, frame=at)
+        facts = {"cause": cause.name, "host": host, "frame": at, "rank": rank}
+        failure = Failure(*key, error=text, time=time.time(), **facts)
         with suppress(OSError):
             failure.put(run)
 

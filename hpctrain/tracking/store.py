@@ -4,9 +4,11 @@
     check_uri("http://tracking:5000")          a server
     check_store(uri, "mnist")                  before a run: 1 ms
 
-This module does not import mlflow, which takes seconds and 14,000 file-system calls. It looks into
-a SQLite store with the standard library. A server is asked by the uploader and by `doctor`, with
-MLflow's own client (`uploading.client`).
+This module does not import mlflow, which takes seconds and 14,000 file-system calls. It talks to a
+server by plain HTTP, and to a SQLite store with the standard library. What is not there, the first
+uploader makes, which imports mlflow anyway (`uploading.client`).
+
+Every process imports this module and few need HTTP, so `server` is imported inside functions.
 """
 
 import errno
@@ -120,23 +122,31 @@ def is_made(path: Path) -> bool:
 
 
 def check_store(uri: str, experiment: str) -> bool:
-    """Check that the uploader of a run can use a SQLite store here; it makes what is not there.
+    """Check that the uploader of a run can use a store; it makes what is not there.
 
-    The result is False if the experiment is deleted: then a warning says so, and the journal keeps
-    everything. An unusable store is a TrackingError. What a server says, the uploader tells.
+    The result is False if the store does not take the run now: then a warning says why, and the
+    journal keeps everything until it does. An unusable store is a TrackingError.
     """
     check_uri(uri)
     try:
-        if not is_server(uri) and not _has_experiment(uri, experiment):
+        if is_server(uri):
+            from hpctrain.tracking import server
+
+            server.check_experiment(uri, experiment)
+        elif not _has_experiment(uri, experiment):
             _check_sqlite(uri)
     except RefusedError as error:
-        log.warning(
-            "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
-            "--upload` carries them over once the store takes them",
-            error,
-        )
-        return False
-    return True
+        problem = str(error)
+    except OSError as error:
+        problem = f"tracking.uri={uri} does not answer now ({error})"
+    else:
+        return True
+    log.warning(
+        "%s. Metrics stay in the run's journal; the uploader or `python -m hpctrain status "
+        "--upload` carries them over once the store takes them",
+        problem,
+    )
+    return False
 
 
 def _has_experiment(uri: str, experiment: str) -> bool:

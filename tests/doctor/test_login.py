@@ -53,9 +53,7 @@ def test_the_mlflow_store(tmp_path: Path) -> None:
     (tmp_path / "mlflow.db").write_bytes(b"SQLite format 3\0" + bytes(range(256)) * 64)
     assert login.mlflow_store(config.tracking).result == "fail"
     config.tracking.uri = "http://127.0.0.1:9"
-    away = login.mlflow_store(config.tracking)
-    assert away.result == "warn"  # metrics wait in the journal
-    assert "http://127.0.0.1:9 takes no runs now: " in away.found
+    assert login.mlflow_store(config.tracking).result == "warn"  # metrics wait in the journal
     config.tracking.uri = "file:///tmp/mlruns"
     assert login.mlflow_store(config.tracking).result == "fail"
 

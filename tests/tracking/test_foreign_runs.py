@@ -13,9 +13,9 @@ import pytest
 
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.meta import Meta
+from hpctrain.tracking.server import check_experiment, check_place
 from hpctrain.tracking.store import check_store, check_uri
 from hpctrain.tracking.sync import sync
-from hpctrain.tracking.uploading.client import check_place
 from hpctrain.tracking.uploading.upload import Upload
 from tests import forkserver
 from tests.conftest import ROOT
@@ -147,6 +147,17 @@ def test_in_ones_own_file_only_the_password_is_filled_in(
         TrackingError, match=r'parent_uid is "/\.\./\.\./x"; it must be the name of'
     ):
         Meta.read(tmp_path)
+
+
+def test_a_redirect_to_another_host_takes_no_password_along() -> None:
+    with (
+        listener() as (other, theirs),
+        listener(other) as (configured, ours),
+        pytest.raises(TrackingError, match="HTTP 404"),
+    ):
+        check_experiment(configured, "exp")
+    assert [("Authorization: Basic" in request) for request in ours] == [True]
+    assert [("Authorization" in request) for request in theirs] == [False]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")

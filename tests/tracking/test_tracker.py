@@ -8,7 +8,6 @@ from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker, Tracker, flatten
-from hpctrain.tracking.uploading.child_uploader import ChildUploader
 
 
 def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
@@ -78,25 +77,3 @@ def test_what_cannot_work_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(TrackingError, match="file store"):
         tracker(tmp_path, uri="mlruns")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_uploader_that_has_given_up_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A server that refuses it, for example, or no mlflow here."""
-
-    class Ended:
-        code = 7
-
-        def revive(self, most: int) -> None:
-            """It has ended with a code of its own."""
-
-    uploader = ChildUploader(tmp_path, "http://127.0.0.1:9", 1.0)
-    uploader.process = Ended()  # type: ignore[assignment]
-    (tmp_path / "journal").mkdir()
-    (tmp_path / "journal" / "uploader.log").write_text("begun\nRestException: 401\n")
-    for _ in range(2):
-        uploader.revive()
-    (line,) = caplog.messages
-    assert line.startswith("the uploader ended with 7 (RestException: 401), see ")
-    assert "metrics stay in the run's journal" in line

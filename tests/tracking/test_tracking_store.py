@@ -1,8 +1,10 @@
 """Tests of the tracking URI, and of stores that are new, damaged or do not answer."""
 
 import os
+import socket
 import sqlite3
 import tempfile
+import time
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hpctrain.tracking.store import (
 )
 from hpctrain.tracking.sync import sync
 from tests.tracking.new_tracker import new_tracker
+from tests.tracking.token_proxy import TOKEN, TokenProxy
 
 
 def test_a_link_to_a_network_file_system_is_seen_through(tmp_path: Path) -> None:
@@ -109,7 +112,51 @@ def test_the_store_of_another_user_is_named_with_the_cure() -> None:
     assert "tracking.uri=http://HOST:5000; or give an output_dir of your own" in str(caught.value)
 
 
-def test_a_deleted_experiment_is_told(database: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_that_is_away_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        uri = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        assert check_store(uri, "exp") is False
+        assert "hpctrain status --upload" in caplog.text
+        # The port is open, but there is never an answer.
+        unused.listen()
+        begin = time.perf_counter()
+        assert check_store(uri, "exp") is False
+        # MLflow alone would try for minutes.
+        assert time.perf_counter() - begin < 60
+
+
+def test_a_proxy_that_forbids_is_no_missing_password(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TokenProxy(403) as proxy:
+        assert check_store(proxy.uri, "exp") is False
+        assert "HTTP 403: something before the server forbids it" in caplog.text
+        for name in ("no_proxy", "NO_PROXY"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", proxy.uri.replace("//", "//me:secret@"))
+        assert check_store("http://tracking.example:5000", "exp") is False
+        cure = f"so says the proxy {proxy.uri}: `export no_proxy=tracking.example` goes past it"
+        assert cure in caplog.text
+        assert "PASSWORD" not in caplog.text
+
+
+def test_a_wrong_token_and_a_deleted_experiment_are_told(
+    database: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TokenProxy() as proxy:
+        for given, refused in (
+            (None, "the lack of a password"),
+            ("wrong-token", "the token (MLFLOW_TRACKING_TOKEN)"),
+        ):
+            if given:
+                monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", given)
+            assert check_store(proxy.uri, "exp") is False
+            assert f"HTTP 401: it refuses {refused}; export MLFLOW_" in caplog.text
+        # With the right one it comes to the server behind, which is down.
+        monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+        assert check_store(proxy.uri, "exp") is False
+        assert "HTTP 502" in caplog.text
     uri = f"sqlite:///{database}"
     assert check_store(uri, "exp")
     with closing(sqlite3.connect(database)) as connection, connection:

@@ -184,7 +184,7 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
 def _prepare_tracking(todo: list[Entry]) -> None:
     """Check the stores."""
     for uri, experiment in stores(todo):
-        if not store.is_server(uri) and store.sqlite_path(uri).exists():
+        if store.is_server(uri) or store.sqlite_path(uri).exists():
             store.check_store(uri, experiment)
 
 

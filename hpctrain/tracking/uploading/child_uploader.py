@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpctrain.base.files.disk import text_of
 from hpctrain.base.processes.child import Child
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Uploaded
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 _RESTARTS = 5  # at most so many restarts of a killed uploader
 START_S = 60.0  # at most so long it may take to import mlflow and to open the store
 _SILENT_S = 1.0  # a shorter wait for the uploader is not worth a line
-_LONGEST = 500  # characters of its last line
 
 
 class ChildUploader:
@@ -40,7 +38,6 @@ class ChildUploader:
         self._run_dir, self._uri, self._drain = run_dir, uri, drain
         self._journal = journal_path(run_dir)
         self.process: Child | None = None
-        self._gave_up = False
 
     def start(self) -> None:
         """Start the process; a failure is a warning, and `sync` uploads later."""
@@ -59,21 +56,9 @@ class ChildUploader:
             )
 
     def revive(self) -> None:
-        """Start the process again if a signal has killed it; say once why it has given up."""
-        if self.process is None:
-            return
-        self.process.revive(_RESTARTS)
-        if not self._gave_up and (code := self.process.code or 0) > 0:
-            self._gave_up = True
-            log.warning(
-                "%s; metrics stay in the run's journal, and `python -m hpctrain status --upload` "
-                "carries them over",
-                self._why(code),
-            )
-
-    def _why(self, code: int) -> str:
-        said = text_of(self._log_path, parts=2).strip().rpartition("\n")[2]
-        return f"the uploader ended with {code} ({said[:_LONGEST]}), see {self._log_path}"
+        """Start the process again if a signal has killed it."""
+        if self.process:
+            self.process.revive(_RESTARTS)
 
     def wait(self) -> None:
         """Wait until the process has uploaded everything, and say what is left; SIGINT ends it."""
@@ -109,7 +94,7 @@ class ChildUploader:
             of_job = " until Slurm ends the processes of this job" * ("SLURM_JOB_ID" in os.environ)
             goes_on = f"the uploader goes on{of_job}, and "
         else:
-            why = self._why(code)
+            why = f"the uploader ended with {code}, see {self._log_path}"
         log.log(
             logging.INFO if goes_on else logging.WARNING,
             "not everything is in MLflow yet (%s); %snothing is lost: `python -m hpctrain status "

@@ -1,17 +1,12 @@
-"""The connection to MLflow. Only this module and `mlrun` import mlflow.
-
-python -m hpctrain.tracking.uploading.client URI EXPERIMENT ── does a server take runs? (`doctor`)
-"""
+"""The connection to MLflow. Only this module and `mlrun` import mlflow."""
 
 import logging
 import os
-import sys
-import urllib.parse
 from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base.files import disk
-from hpctrain.errors import TrackingError, deleted_experiment
+from hpctrain.errors import deleted_experiment
 from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)
@@ -110,30 +105,3 @@ def nature(error: Exception) -> Literal["transient", "deleted", "rejected", "fat
         return "fatal"
     # BAD_REQUEST too: a server answers so when its pool of database connections is exhausted.
     return "transient"
-
-
-def check_place(uri: str, place: str) -> None:
-    """Check that a server names no other server for files: it would get the user's password."""
-    parts, own = urllib.parse.urlsplit(place), urllib.parse.urlsplit(uri)
-    if parts.scheme not in ("http", "https", "mlflow-artifacts") or not parts.netloc:
-        return
-    if (parts.hostname, parts.port) != (own.hostname, own.port):
-        raise TrackingError(
-            f"tracking.uri={uri}: it names {place} for the files of its runs, which is another "
-            "server, so nothing is sent there, nor your password for MLflow: choose another "
-            "tracking.experiment"
-        )
-
-
-def _look(uri: str, experiment: str) -> None:
-    """Raise the error that a run would meet at a server; nothing is made there."""
-    import_mlflow()
-    found = connect(uri).get_experiment_by_name(experiment)
-    if found is not None and found.lifecycle_stage != "active":
-        raise deleted_experiment(uri, experiment, str(found.experiment_id))
-    if found is not None:
-        check_place(uri, str(found.artifact_location))
-
-
-if __name__ == "__main__":
-    _look(*sys.argv[1:3])

@@ -18,16 +18,10 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpctrain.base.names.metric_names import better
 from hpctrain.errors import TrackingError
-from hpctrain.tracking import store
+from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import clean_key
-from hpctrain.tracking.uploading.client import (
-    check_place,
-    connect,
-    experiment_id,
-    import_mlflow,
-    nature,
-)
+from hpctrain.tracking.uploading.client import connect, experiment_id, import_mlflow, nature
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +95,7 @@ class MlflowRun:
         self.run_id: str = run.info.run_id
         self._place = str(run.info.artifact_uri)
         if store.is_server(meta.uri):
-            check_place(meta.uri, self._place)
+            server.check_place(meta.uri, self._place)
         if run.info.lifecycle_stage != "active":
             raise DeletedError(self.run_id, meta.uri)
         self.position = int(run.data.tags.get(_POSITION, 0))

@@ -47,7 +47,6 @@ COMMANDS = {
 FORMS = {
     "status": {
         "--live": "hpctrain.insight.report.live.live",
-        "--checkpoints": "hpctrain.runs.commands.checkpoints",
         "--upload": "hpctrain.tracking.sync",
     },
     "resume": {"--branch": "hpctrain.results.commands.branch"},

@@ -255,7 +255,6 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     every = [
         *(["status", runs], ["status", one], ["logs", one], ["cancel", one], ["cancel", "--all"]),
         *(
-            ["status", "--checkpoints", one, "--verify"],
             ["gc", "--dir", runs, "--delete"],
             ["report", one],
         ),

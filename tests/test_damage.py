@@ -15,7 +15,6 @@ FAILURE = (
     '{"error": "OSError: gone", "time": 1767225600.0, "host": "node3", "job_id": "17", '
     '"restart_count": 0}'
 )
-NOTIFY = '{"variable": "SLACK", "kind": "slack", "on": ["failed"], "stalled_s": 600.0}'
 RECORDED = '{"step": 20, "time": 1767225600.0, "metrics": {"val/loss": 0.5}, "checkpoint": ""}'
 ASKED = '{"step": 40, "tries": 1, "job_id": "17", "given_up": false}'
 
@@ -41,8 +40,6 @@ def house(
     for run in (runs / trained.name, runs / "other"):
         (run / "stop").write_text('{"by": "ada", "time": 1767225600.0}')
         (run / "failed").write_text(FAILURE)
-        (run / "journal" / "notify.json").write_text(NOTIFY)
-        (run / "journal" / "notified.json").write_text('{"stalled": 1767225600.0}')
         (run / "evaluations" / "recorded").mkdir()
         (run / "evaluations" / "recorded" / "step-00000020.json").write_text(RECORDED)
         (run / "evaluations" / "step-00000040").mkdir()

@@ -10,7 +10,7 @@ import data_prep.cli
 from hpctrain import cli
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.explain import unknown_key
-from hpctrain.config.frozen import known_keys, load
+from hpctrain.config.frozen import _Dumper, known_keys, load
 from hpctrain.config.gone import table
 from hpctrain.errors import ConfigError
 from tests.conftest import ROOT
@@ -74,7 +74,7 @@ def frozen(path: Path, keys: dict[str, Any]) -> Path:
         for section in sections:
             node = node.setdefault(section, {})
         node[last] = value
-    path.write_text(yaml.dump(values))
+    path.write_text(yaml.dump(values, Dumper=_Dumper))  # as `freeze` does
     return path
 
 
@@ -88,7 +88,7 @@ def test_a_frozen_config_of_before(
 ) -> None:
     path = frozen(tmp_path / "config.yaml", {name: "another"})
     said = f"{path}: {name}=another: {name} has left hpctrain: "
-    if name.startswith(("launch.", "site.", "network.", "evaluation.", "hardware.")):
+    if name.startswith(("launch.", "site.", "network.", "evaluation.", "hardware.", "notify.")):
         load(path)
         assert said in caplog.text
         return
@@ -98,6 +98,7 @@ def test_a_frozen_config_of_before(
 
 def test_a_frozen_choice_of_how_jobs_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "config.yaml"
-    path.write_text(yaml.dump(yaml.safe_load(OLD) | {"launch": {"rerun": "queued"}}))
+    values = yaml.safe_load(OLD) | {"launch": {"rerun": "queued"}}
+    path.write_text(yaml.dump(values, Dumper=_Dumper))
     assert load(path).launch.rerun == "failed"
     assert "launch.rerun=queued: launch.rerun=queued has left hpctrain: `cancel`" in caplog.text

@@ -133,12 +133,12 @@ def test_what_is_no_file_of_ours_is_damage_and_what_is_missing_is_missing(tmp_pa
             read(Whole, tmp_path / name)
 
 
-MODULES = {"version": 1, "records": [{"attempt": 1, "modules": {"a": {"file": "a", "text": ""}}}]}
+MODULES = {"version": 1, "digests": {"a.py": "0"}}
 # Each kind of file with a version: its place, a key and a value of another type, and its reader.
 KINDS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "run.json": ("attempts", 7, RunRecord.of),
     "progress.json": ("metrics", 7, Progress.of),
-    "modules.json": ("records", 7, trained_code._records),
+    "modules.json": ("digests", 7, lambda run: trained_code._digests(RunDir(run))),
     "journal/meta.json": ("uid", 7, Meta.read),
     "journal/uploaded.json": ("uid", 7, Uploaded.read),
     "evaluations/recorded/step-00000005.json": ("time", "x", lambda run: recorded.read(run, 5)),

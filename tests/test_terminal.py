@@ -142,7 +142,6 @@ def shown_on_terminal(*arguments: str) -> str:
     [
         ["status"],
         ["logs", "\x1b"],
-        ["status", "--checkpoints"],
         ["gc"],
         ["cancel", "\x1b"],
         ["status", f"no{EVIL}"],  # an error of ours

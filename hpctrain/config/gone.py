@@ -16,7 +16,7 @@ from hpctrain.errors import ConfigError
 log = logging.getLogger(__name__)
 # No number of a run depends on these sections and keys, and a site's file sets most for each run.
 _OF_JOBS = (
-    *("launch.", "site.", "network.", "evaluation.", "hardware."),
+    *("launch.", "site.", "network.", "evaluation.", "hardware.", "notify."),
     *("data.stage.", "data.verify."),
 )
 

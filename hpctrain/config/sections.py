@@ -21,7 +21,6 @@ from hpctrain.config.schema import (
     LoRAConfig,
     MonitorConfig,
     NetworkConfig,
-    NotifyConfig,
     OptimizerConfig,
     ParallelConfig,
     PrecisionConfig,
@@ -83,7 +82,6 @@ class RunSections:
     network: NetworkConfig
     monitor: MonitorConfig
     tracking: TrackingConfig
-    notify: NotifyConfig
     targets: list[str]  # every `_target_`, whose code is recorded
     # Returns the values that differ from their defaults, or that these overrides name.
     chosen: Callable[[Iterable[str]], dict[str, Any]]
@@ -93,7 +91,7 @@ class RunSections:
         """Return these sections of a config."""
         return cls(
             *(LoopSections.of(config), JobRequest.of(config), config.loop, config.network),
-            *(config.monitor, config.tracking, config.notify),
+            *(config.monitor, config.tracking),
             targets=[*targets(plain(config))],
             chosen=partial(chosen, config),
         )

@@ -41,7 +41,6 @@ _ALONE: _Rules = (
         lambda config: parameter_rules.starting_problems(config.checkpoint),
     ),
     (("hardware",), _hardware),
-    (("notify.url",), lambda config: job.tracked(config.tracking, config.notify)),
 )
 _BETWEEN: _Rules = (
     (("data.fold", "data.stage"), lambda config: data_sets.between(config.data)),

@@ -59,7 +59,6 @@ def supervised(session: Session) -> None:
     place = session.place
     trainer = build(place)
     session.use(trainer.session)
-    place.begun()
     try:
         trainer.fit()
     except RuntimeError as error:

@@ -233,7 +233,6 @@ class Session:
         given = feed, max_steps, self._parts.precision, parts
         made = around.steps(*given, counts_samples=samples)
         self._stepping, self._logged = made, logged
-        place.begun()
         self._closing.enter_context(made.closing())
         seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
         for step, batch in made.steps():

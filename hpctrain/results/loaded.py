@@ -309,5 +309,6 @@ class LoadedRun:
         kept = None if copy is None else Snapshot.load(copy)
         code = [str(folder) for folder in kept.pythonpath] if kept else []
         sys.path += [folder for folder in code if folder not in sys.path]
-        if RankInfo.from_env().is_main:
-            trained_code.warn(self._run)
+        if RankInfo.from_env().is_main and (changed := trained_code.changes(self._run)):
+            text = "%s was trained with other code than that of now: %s"
+            log.warning(text, self._run.name, changed)

@@ -27,18 +27,18 @@ def has_died_here(run_dir: Path) -> bool:
     return Process(body["host"], body["pid"], body["started"]).died_here
 
 
-def close(run_dir: Path, status: str, reason: str, *, killed: bool = True) -> None:
+def close(run_dir: Path, status: str, reason: str) -> None:
     """Record the final status of the newest attempt. No process of the run may be alive."""
     journal = Journal(run_dir)
     journal.attempt -= 1
-    journal.append("status", status=status, reason=reason, killed=killed)
+    journal.append("status", status=status, reason=reason)
     journal.close()
 
 
 def prune(run_dir: Path, reason: str) -> bool:
     """Record that a paused trial of a search has ended; return whether it was paused."""
     if paused := _status(run_dir).get("status") == "SCHEDULED":
-        close(run_dir, "KILLED", reason, killed=False)  # as planned: nobody is alarmed
+        close(run_dir, "KILLED", reason)
     return paused
 
 

@@ -100,7 +100,6 @@ class _Status(_Known, frozen=True):
     started: Count = 0
     reason: str = ""
     final: bool = True
-    killed: bool = False
 
     def __post_init__(self) -> None:
         if self.status == "RUNNING" and not (self.host and self.pid):

@@ -1,15 +1,13 @@
-"""The small files beside the journal: its destination, what is uploaded already, and alerts.
+"""The small files beside the journal: its destination, and what is uploaded already.
 
 <run_dir>/journal/meta.json       written by the tracker, read by the uploader
 <run_dir>/journal/uploaded.json   written by the uploader, read by `hpctrain status --upload`
-<run_dir>/journal/notify.json     {"variable": "HPCTRAIN_WEBHOOK", "on": ["failed"]}
 """
 
 import dataclasses
 import json
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -17,7 +15,6 @@ from typing import Annotated, ClassVar
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import owner_name, write_atomically
 from hpctrain.base.files.lock import is_locked
-from hpctrain.base.files.mailbox import Message
 from hpctrain.base.files.record import Count, matching, read_owned
 from hpctrain.errors import DamageError, TrackingError
 from hpctrain.tracking import samples
@@ -158,20 +155,6 @@ def left_behind(run_dir: Path) -> str:
         "its uploader has ended, and not everything is in MLflow; "
         f"`python -m hpctrain status --upload {run_dir}` uploads the rest"
     )
-
-
-class AlertSettings(Message, frozen=True):
-    """What is told, and where. The address of a webhook is a secret, so it is not written."""
-
-    BOX = "journal/notify.json"
-
-    variable: str  # the variable of the environment that holds the address
-    on: tuple[str, ...]  # the events that are told
-
-
-def variable_of(url: str, environ: Mapping[str, str] = os.environ) -> str | None:
-    """Return the variable of the environment that holds an address; None if none does."""
-    return min((name for name, value in environ.items() if value == url), default=None)
 
 
 def _expanded(uri: str, owner: int) -> str:

@@ -14,7 +14,6 @@ from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import final_status
-from hpctrain.tracking.alerts import Alerts
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta, check_known, is_uploaded
 from hpctrain.tracking.store import check_uri, resolve_uri
@@ -127,14 +126,11 @@ def _upload(run_dir: Path, meta: Meta, uri: str | None) -> str:
 
     try:
         with upload_lock(run_dir, busy):
-            alerts = Alerts(run_dir)
-            alerts.look()
             upload = Upload(run_dir, pause, uri)
             upload.drain()
             note = ""
             if upload.journal.writer_died:
                 final_status.close(run_dir, "KILLED", final_status.UNRECORDED)
-                alerts.look()
                 upload.drain()
                 note = "; its process is gone, so it is KILLED"
     except _Busy:

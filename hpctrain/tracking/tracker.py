@@ -236,7 +236,7 @@ class JournalTracker(Tracker):
         self._journal.append("artifact", file=str(inside), to=str(folder))
 
     def log_note(self, topic: str, text: str, step: int) -> None:
-        """Record what looks wrong; it becomes a tag, and a message (`tracking.alerts`)."""
+        """Record what looks wrong; it becomes a tag."""
         self._journal.append("note", topic=topic, text=secrets.mask(text), step=int(step))
 
     def _record_files(self, write: Callable[[], list[Path]]) -> None:

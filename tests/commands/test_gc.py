@@ -1,22 +1,15 @@
-"""What `hpctrain gc` lists and deletes, and what `hpctrain status --checkpoints` lists."""
+"""What `hpctrain gc` lists and deletes."""
 
-import json
-import math
 import os
 import time
 from pathlib import Path
 
-import pytest
-
-from hpctrain.errors import ConfigError
-from hpctrain.runs.checkpoints.manifest import Manifest, digest
-from hpctrain.runs.commands import checkpoints, gc
+from hpctrain.runs.commands import gc
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module
 from tests.made_runs import (
     ATTEMPT,
-    NOW,
     SAVED,
     SUBMITTED,
     make_checkpoint,
@@ -114,43 +107,3 @@ def test_what_is_in_use_is_not_deleted(tmp_path: Path, no_slurm: None) -> None:
     done = run_module("hpctrain", "gc", "--delete", cwd=tmp_path)
     assert "deleted: 2, " in done.stdout
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
-
-
-def test_checkpoints_are_listed_and_verified(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = make_run(tmp_path, state="finished")
-    (run / "progress.json").write_text('{"metric": "val/loss"}')
-    metrics = {"val/loss": 0.25, "train/epoch": 3, "train/loss": math.nan}
-    for step in (10, 20):
-        folder = make_checkpoint(run, step)
-        files = {"__0_0.distcp": {"bytes": 5, "xxh3_128": digest(folder / "__0_0.distcp")}}
-        made = Manifest(step, 4, {"metrics": metrics}, files, NOW, {"dp_shard": 2, "tp": 2})
-        made.write(folder)
-    where = (run.name, "--dir", str(tmp_path))
-    assert checkpoints.main([*where, "--verify"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("2 checkpoints, 10 bytes\n")
-    for said in ("4 (dp_shard 2, tp 2)", "latest", "spare", "val/loss", " 0.25 ", "intact"):
-        assert said in shown
-    newest, before = run / "checkpoints" / "step-00000020", run / "checkpoints" / "step-00000010"
-    (newest / "__0_0.distcp").write_text("12346")
-    old(before / "manifest.json", (before / "manifest.json").read_text().replace('"tp"', '"cp"'))
-    assert checkpoints.main([*where, "--verify"]) == 1
-    said = capsys.readouterr().err
-    assert f"{newest}: the content of __0_0.distcp has changed" in said
-    assert f"{before}: manifest.json is damaged: it does not fit its digest" in said
-    assert checkpoints.main([*where, "--json"]) == 1
-    rows = json.loads(capsys.readouterr().out)
-    assert [(row["step"], row["epoch"], row["ranks"], row["kept"]) for row in rows] == [
-        (20, 3, 4, "latest"),
-        (10, None, None, "spare"),
-    ]
-    assert rows[0]["layout"] == {"dp_shard": 2, "tp": 2}
-    assert (rows[0]["metric"], rows[0]["metrics"]["train/loss"]) == ("val/loss", None)
-    assert (rows[0]["problem"], rows[0]["bytes"]) == (None, 5)
-    with pytest.raises(ConfigError, match="no run or sweep of that name"):
-        checkpoints.main(["nothing", "--dir", str(tmp_path)])
-    make_run(tmp_path / "empty")
-    assert checkpoints.main(["--dir", str(tmp_path / "empty")]) == 0
-    assert capsys.readouterr().out == "no checkpoints here\n"

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.base.names.run_record import Hang
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import ConfigError
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import find_fault, rank_logs, tail
+from hpctrain.runs.state.failure import Failure
+from hpctrain.runs.state.rank_logs import rank_logs, telling
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import run_module
 from tests.made_runs import NOW, SUBMITTED, make_run
@@ -26,32 +28,6 @@ SHAPES = """\
 [rank3]:     torch.zeros(2, 3) @ torch.zeros(2, 3)
 [rank3]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)
 """
-CHAINED = """\
-Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-KeyError: 'x'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 3, in <module>
-ValueError: no x
-in two lines
-"""
-NCCL = """\
-[rank1]: Traceback (most recent call last):
-[rank1]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.hpp:275, internal error
-[rank1]: ncclInternalError: Internal check failed.
-[rank1]: Last error:
-[rank1]: Cuda failure 1 'invalid argument'
-"""
-WATCHDOG = """\
-step 1
-terminate called after throwing an instance of 'c10::DistBackendError'
-  what():  [PG 0 (default_pg) Rank 12] Process group watchdog thread terminated with exception: \
-CUDA error: uncorrectable ECC error encountered
-CUDA kernel errors might be asynchronously reported at some other API call.
-"""
 KILLED = """\
 srun: error: node2: tasks 0-3: Exited with exit code 9
 slurmstepd: error: *** STEP 7.0 ON node1 CANCELLED AT 2026 DUE TO JOB REQUEUE ***
@@ -65,7 +41,10 @@ OOM = "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.0. Some proce
 def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
     """Make a failed run; the ranks stop writing their logs in the order of `logs`."""
     run = make_run(
-        folder, state="failed", submission=SUBMITTED | {"script": f"{folder}/sweeps/a/job.sh"}
+        folder,
+        state="failed",
+        submission=SUBMITTED | {"script": f"{folder}/sweeps/a/job.sh"},
+        attempts=[{"started": NOW, "job_id": "7_0"}],
     )
     (folder / "sweeps" / "a" / "batch").mkdir(parents=True)
     (folder / "sweeps" / "a" / "job_id").write_text("7\n")
@@ -78,66 +57,53 @@ def failed_run(folder: Path, logs: dict[int, str], batch: str = "") -> Facts:
 
 
 @pytest.mark.parametrize(
-    ("logs", "batch", "summary", "rank", "line"),
+    ("logs", "rank"),
     [
-        ({0: RANK_DIED, 3: SHAPES, 1: RANK_DIED}, KILLED, "mat1 and mat2 shapes", 3, 4),
-        ({3: "step 1\n", 0: RANK_DIED}, KILLED, "node2: task 3: Killed", None, 5),
-        ({0: RANK_DIED}, KILLED + OOM, "1 oom-kill event", None, 6),
-        ({0: RANK_DIED}, "", "Connection closed by peer", 0, 4),
-        (
-            {0: RANK_DIED},
-            "srun: error: node2: task 1: Exited with exit code 3\n" + KILLED.splitlines()[3],
-            "task 1: Exited with exit code 3",
-            None,
-            1,
-        ),
-        ({1: CHAINED, 0: SHAPES}, "", "ValueError: no x", 1, 9),
-        # The last line of NCCL's error says what has happened, here and in whose connection.
-        ({1: NCCL, 0: SHAPES}, "", "Last error: Cuda failure 1 'invalid argument'", 1, 2),
-        ({1: NCCL.replace("Cuda failure", "Connection reset"), 3: SHAPES}, "", "mat1", 3, 4),
-        ({1: WATCHDOG, 0: RANK_DIED}, KILLED, "uncorrectable ECC error encountered", 1, 2),
-        ({0: "step 1\nerror: data.path=x: gone\n"}, "", "error: data.path=x: gone", 0, 2),
-        ({0: "", 1: ""}, "module: command not found\n", "module: command not found", None, 1),
-        (
-            {0: "slurmstepd-node2: error: execve(): /x/python: No such file or directory\n"},
-            "srun: error: node2: task 0: Exited with exit code 2\n",
-            "execve(): /x/python: No such file",
-            0,
-            1,
-        ),
+        ({0: RANK_DIED, 3: SHAPES, 1: RANK_DIED}, 0),  # nobody has recorded an error
+        ({3: "step 1\n", 0: RANK_DIED}, 3),
+        ({2: "", 1: SHAPES, 0: RANK_DIED}, 1),
+        ({0: "", 1: ""}, None),
     ],
 )
-def test_the_error_is_found(
-    tmp_path: Path, logs: dict[int, str], batch: str, summary: str, rank: int | None, line: int
+def test_the_rank_that_stopped_first_tells(
+    tmp_path: Path, logs: dict[int, str], rank: int | None
 ) -> None:
-    fault = find_fault(failed_run(tmp_path, logs, batch))
-    assert fault is not None
-    assert summary in fault.summary
-    assert (fault.rank, fault.line) == (rank, line)
-    begins = fault.file.read_text().splitlines()[fault.line - 1]
-    assert summary in begins or fault.summary.startswith(begins.removeprefix(f"[rank{rank}]: "))
+    assert telling(failed_run(tmp_path, logs)) == rank
 
 
-def test_logs_shows_the_error_where_it_stands(tmp_path: Path, no_slurm: None) -> None:
-    run = failed_run(tmp_path, {0: RANK_DIED, 3: "step 1\n" * 100 + SHAPES})
+def test_the_rank_that_has_recorded_its_error_tells(tmp_path: Path) -> None:
+    run = failed_run(tmp_path, {0: RANK_DIED, 3: SHAPES, 1: "it sleeps\n"})
+    now = {"job_id": run.attempt.job_id, "time": NOW}
+    Hang(sentence="rank 1 hangs", rank=1, host="n1", state="asleep", **now).put(run.path)
+    assert telling(Facts.read(run.path)) == 1
+    for rank, key in ((3, now), (0, now | {"restart_count": 7}), (0, now | {"time": 0.0})):
+        Failure(error="RuntimeError: mat1 and mat2", rank=rank, **key).put(run.path)
+        assert telling(Facts.read(run.path)) == (3 if rank else 1)
+    # Older versions have not noted the rank.
+    Failure(error="RuntimeError: mat1 and mat2", **now).put(run.path)
+    assert telling(Facts.read(run.path)) == 0
+
+
+def test_logs_shows_why_and_where(tmp_path: Path, no_slurm: None) -> None:
+    run = failed_run(tmp_path, {0: RANK_DIED, 3: "step 1\n" * 100 + SHAPES}, KILLED + OOM)
+    Failure(error="RuntimeError: mat1", rank=3, job_id=run.attempt.job_id, time=NOW).put(run.path)
     where = ("logs", run.name, "--dir", str(tmp_path))
-    shown = run_module("hpctrain", *where).stdout
-    file = run.path / "logs" / "7_0.rank3.log"
-    assert "rank 3 says:" in shown
-    assert f"{file}:104: RuntimeError: mat1 and mat2" in shown
-    assert ">   104  [rank3]: RuntimeError" in shown
+    done = run_module("hpctrain", *where, "--lines", "5")
+    assert done.stdout.startswith(f"{run.name} is failed")
+    assert done.stdout.splitlines()[0].endswith("; rank 3 says:")
+    assert done.stdout.endswith("step 1\n" + SHAPES + KILLED + OOM)
+    files = [run.path / "logs" / "7_0.rank3.log", tmp_path / "sweeps" / "a" / "batch" / "7_0.log"]
+    assert done.stderr == "".join(f"==> {file} <==\n" for file in files)
     # The log of a rank that is named is shown without changes.
     assert run_module("hpctrain", *where, "--rank", "0", "--lines", "4").stdout == RANK_DIED
     wrong = run_module("hpctrain", *where, "--rank", "7", code=6)
     assert "no rank 7; there are 0 to 3" in wrong.stderr
 
 
-def test_line_numbers_of_a_huge_log(tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_text("".join(f"line {number}\n" for number in range(1, 700_001)))
-    log = tail(path, 0)
-    assert 1 < len(log.lines) < 700_000
-    assert log.lines[-1] == f"line {log.first + len(log.lines) - 1}"
+def test_a_job_whose_ranks_were_not_started(tmp_path: Path, no_slurm: None) -> None:
+    run = failed_run(tmp_path, {}, "module: command not found\n")
+    done = run_module("hpctrain", "logs", run.name, "--dir", str(tmp_path))
+    assert done.stdout.endswith("\nmodule: command not found\n")
 
 
 def test_logs_needs_one_run_with_a_log(tmp_path: Path, no_slurm: None) -> None:

@@ -46,10 +46,10 @@ def test_status_of_runs_that_end_here(
     assert f"{name}/logs/terminal_1.rank0.log <==" in log.stderr
     assert "step 3/3  loss" in log.stdout
     assert logs.main([failed["run"]]) == 0
-    said = capsys.readouterr().out
-    assert "rank 0 says:" in said
-    assert "terminal_1.rank0.log" in said
-    assert "error: model._target_" in said
+    said = capsys.readouterr()
+    assert "rank 0 says:" in said.out
+    assert "terminal_1.rank0.log" in said.err
+    assert "error: model._target_" in said.out
 
 
 def test_watching_ends_by_itself_and_by_ctrl_c(tmp_path: Path, no_slurm: None) -> None:

@@ -282,7 +282,7 @@ def test_a_file_and_the_command_line_say_the_same(compose: Compose, tmp_path: Pa
     experiment = tmp_path / "experiment" / "mine.yaml"
     experiment.write_text(
         "# @package _global_\ndefaults: [digits, {override /site: mine}]\n"
-        "name: 1.10\nlaunch: {time_min: 90}\nnotify: {on: [failed]}\n"
+        "name: 1.10\nlaunch: {time_min: 90}\ntracking: {drain_s: 3}\n"
     )
     (tmp_path / "site" / "mine.yaml").write_text(
         "modules: [3.10, on]\nenv: {A: 010, NO: yes}\naccount: 0123\n"
@@ -290,10 +290,10 @@ def test_a_file_and_the_command_line_say_the_same(compose: Compose, tmp_path: Pa
     where = ("--config-dir", str(tmp_path))
     config = compose("experiment=mine", *where)
     typed = compose(
-        *("experiment=digits", "name=1.10", "launch.time_min=90", "notify.on=[failed]"),
+        *("experiment=digits", "name=1.10", "launch.time_min=90", "tracking.drain_s=3"),
         *("site.modules=[3.10,on]", "+site.env.A=010", "+site.env.NO=yes", "site.account=0123"),
     )
-    assert (config.name, config.notify.on, config.launch.time_min) == ("1.10", ["failed"], 90)
+    assert (config.name, config.tracking.drain_s, config.launch.time_min) == ("1.10", 3, 90)
     assert (config.site.modules, config.site.account) == (["3.10", "on"], "0123")
     assert config.site.env == typed.site.env == {"A": "010", "NO": "yes"}
     assert dump(config) == dump(typed)

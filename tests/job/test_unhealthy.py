@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, newest_healthy
-from hpctrain.runs.commands.checkpoints import main as status_of_checkpoints
 from tests.conftest import (
     Completed,
     journal_metrics,
@@ -144,9 +143,7 @@ def test_a_training_that_diverges_uses_up_the_budget(train: Train, tmp_path: Pat
     assert "has left out 10 steps within 1000 steps already" in done.stderr
 
 
-def test_parameters_that_are_nan_after_the_last_update(
-    train: Train, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parameters_that_are_nan_after_the_last_update(train: Train, tmp_path: Path) -> None:
     """Loss and gradient of the only step are finite; AdamW without eps divides 0 by 0."""
     once = ["train.max_steps=1", "tracking.enabled=false"]
     done = train("+optimizer.options.eps=0", *once, code=8)
@@ -155,9 +152,6 @@ def test_parameters_that_are_nan_after_the_last_update(
     assert run_json(run)["state"] == "failed"
     (checkpoint,) = checkpoints(run / "checkpoints")
     assert not Manifest.read(checkpoint).healthy
-    capsys.readouterr()
-    assert status_of_checkpoints([str(run)]) == 1
-    assert "its parameters or buffers are not finite" in capsys.readouterr().out
 
 
 def test_an_evaluation_that_is_not_finite_is_said(

@@ -141,7 +141,7 @@ def test_the_login_node_imports_neither_torch_nor_mlflow(digits: Path, tmp_path:
         "    if heavy or code: sys.exit(f'{words} imported {heavy}' if heavy else code)\n"
     )
     where = [f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-    helps = ("status", "logs", "cancel", "resume", "status --checkpoints", "gc")
+    helps = ("status", "logs", "cancel", "resume", "gc")
     for commands in (
         [["-m", "experiment=digits", "seed=1,2", "launch.dry_run=true", *where]],
         [["freeze", "experiment=digits", *where]],

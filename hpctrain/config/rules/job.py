@@ -7,13 +7,7 @@ from typing import Any
 
 from hpctrain.base import secrets
 from hpctrain.config.rules.combinations import refused
-from hpctrain.config.schema import (
-    Config,
-    NetworkConfig,
-    NotifyConfig,
-    TrackingConfig,
-    TrainConfig,
-)
+from hpctrain.config.schema import Config, NetworkConfig, TrainConfig
 
 _NAMES = ("name", "output_dir", "tracking.experiment")
 _PATHS = (
@@ -104,26 +98,6 @@ def for_a_shell(config: Mapping[str, Any]) -> Iterator[str]:
                 f"{key}={value}: no shell reads it, so {shown} would stay there; write "
                 f"${{oc.env:{name}}}{job}"
             )
-
-
-def tracked(tracking: TrackingConfig, notify: NotifyConfig) -> Iterator[str]:
-    """Yield what is wrong in `tracking` and `notify`."""
-    if notify.url is None:
-        return
-    # Its address is not written anywhere, and somebody sends.
-    if notify.url not in secrets.known():
-        yield (
-            "notify.url=*** is a secret, which would be written to files: export it in your shell "
-            "as HPCTRAIN_WEBHOOK, which jobs inherit, and say "
-            "notify.url='${oc.env:HPCTRAIN_WEBHOOK}'"
-        )
-    elif not notify.url.startswith(("https://", "http://")):
-        yield "notify.url=***: it must begin with https:// or http://"
-    if not tracking.enabled:
-        yield (
-            "notify.url needs tracking.enabled=true: the journal is what tells about a run "
-            "(tracking.upload=false keeps it from MLflow; `status --upload` sends the messages)"
-        )
 
 
 def written_secrets(config: Mapping[str, Any]) -> Iterator[str]:

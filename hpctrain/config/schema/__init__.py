@@ -29,7 +29,6 @@ from hpctrain.config.schema.train import LoRAConfig as LoRAConfig
 from hpctrain.config.schema.train import TrainConfig as TrainConfig
 from hpctrain.config.schema.watching import HangConfig as HangConfig
 from hpctrain.config.schema.watching import MonitorConfig as MonitorConfig
-from hpctrain.config.schema.watching import NotifyConfig as NotifyConfig
 from hpctrain.config.schema.watching import TrackingConfig as TrackingConfig
 
 
@@ -94,7 +93,6 @@ class Config:
     monitor: MonitorConfig = section(MonitorConfig, identity=False)
     hang: HangConfig = section(HangConfig, identity=False)
     tracking: TrackingConfig = section(TrackingConfig, identity=False)
-    notify: NotifyConfig = section(NotifyConfig, identity=False)
     launch: LaunchConfig = section(LaunchConfig, identity=False)
     site: SiteConfig = section(SiteConfig, identity=False)
 

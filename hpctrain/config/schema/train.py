@@ -214,7 +214,7 @@ class TrainConfig:
     watch: str = key(
         "note",
         "What happens when all numbers are finite, but the loss has diverged. note says so in the "
-        "log, status, MLflow and an alert. stop also ends the run as failed. off does not look.",
+        "log, status, MLflow and to trackers. stop also ends the run as failed. off does not look.",
         choices=("note", "stop", "off"),
         identity=False,
     )

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import socket
+import sys
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -48,10 +49,11 @@ from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state.end import End, left_s, stopped
 from hpctrain.runs.state.verdict import DECIDED_LATER, GOES_ON, Room, decide, go_on
 from hpctrain.runs.sweep_overrides import titled
-from hpctrain.tracking.meta import AlertSettings, Meta, variable_of
+from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Tracker
 
 log = logging.getLogger(__name__)
+_MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
 class Attempt:
@@ -161,11 +163,9 @@ class Attempt:
         """Record from which step it goes on, and what was damaged; say if the code has changed."""
         if damaged or self._run.read().attempt.first_step != step:
             self._run.add_facts(first_step=step, damaged=sorted(damaged))
-            # Other code may have made this checkpoint than those that are damaged.
-            self._code = trained_code.changes(self._run)
-            self._run.add_facts(code_changed=self._code)
         if self._code:
             self._warn_of_code(step)
+        trained_code.record(self._run, self._config.targets, _MODULES)
 
     def _warn_of_code(self, step: int) -> None:
         log.warning(
@@ -246,13 +246,9 @@ class Attempt:
             stop_request.StopRequest.drop(self._run.path)
 
     def _build_tracker(self) -> Tracker:
-        tracking, notify = self._config.tracking, self._config.notify
+        tracking = self._config.tracking
         if not tracking.enabled:
             return Tracker()
-        if variable := notify.url and variable_of(notify.url):  # for the uploader, and for `sync`
-            AlertSettings(variable, tuple(notify.on)).put(self._run.path)
-        else:
-            AlertSettings.drop(self._run.path)  # of an attempt before
         others: list[OtherTracker] = []
         if tracking.also:
             needed = "a class that inherits from hpctrain.trackers.OtherTracker"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import faulthandler
 import logging
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -54,7 +53,6 @@ from hpctrain.tracking.tracker import Tracker
 log = logging.getLogger(__name__)
 _EXIT_INTERRUPTED = 130
 _EXIT_TERMINATED = 143
-_MODULES = frozenset(sys.modules)  # those before the first training of this process
 
 
 def train(config: RunSections, run: RunDir, ranks: RankInfo, began: float | None = None) -> int:
@@ -112,7 +110,7 @@ def _opened(
         Attempt(config, run, ranks) if ranks.is_main else nullcontext() as attempt,
         process_group(ranks, given.parallel, config.job.launch, run.path) as device,
         # Before the process group ends: the end of this rank lets the others fail.
-        recorded(run.path, ranks.attempt_key),
+        recorded(run.path, ranks.attempt_key, ranks.rank),
         # The log of rank 0 has begun earlier; the folder exists, because rank 0 is here.
         nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
@@ -156,7 +154,7 @@ def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
 
 def _tell_late(run: RunDir, ranks: RankInfo, reason: str) -> None:
     log.error("%s: this rank exits, so that the job can go on", reason)
-    with suppress(LateRankError), recorded(run.path, ranks.attempt_key):
+    with suppress(LateRankError), recorded(run.path, ranks.attempt_key, ranks.rank):
         raise LateRankError(f"rank {ranks.rank} ({ranks.host(ranks.rank)}): {reason}")
 
 
@@ -188,9 +186,6 @@ class _Rank:
         tracker = self.attempt.tracker if self.attempt else Tracker()
         rank = self.run, self.ranks, self.device
         place = Place(self.config.of_loop, *rank, tracker, self.stop, self.account)
-        if self.ranks.is_main:
-            named = self.config.targets
-            place = replace(place, begun=partial(trained_code.record, self.run, named, _MODULES))
         if self.attempt and not self.rollbacks:  # of a rollback the journal tells
             place = replace(place, began_from=self.attempt.began_from)
         return place

@@ -96,7 +96,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
     log_to_stderr()
     ranks = replace(ranks or RankInfo.from_env(), until=until)
     began = time.monotonic() if ranks.worker else None
-    with recorded(run.path, ranks.attempt_key):
+    with recorded(run.path, ranks.attempt_key, ranks.rank):
         config = load(run.config_file)
         trust.check(run.path, executed(config), run.code_copy)
         _check_world(config, ranks)

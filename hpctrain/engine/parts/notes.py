@@ -20,7 +20,7 @@ _DIVERGED = 3.0  # times the loss of the first step
 class Notes:
     """The notes of a run, one for each topic; `step` is the global step that the run is at.
 
-    say ── the log, once ── the journal (a page, an alert) ── run.json (`status`, `top`, `report`)
+    say ── the log, once ── the journal (a page, trackers) ── run.json (`status`, `top`, `report`)
 
     A note says that a run goes on although something looks wrong, such as a slow rank.
 

@@ -20,8 +20,7 @@ from hpctrain.tracking.tracker import Tracker
 class Place:
     """One rank of a run in its process group: who it is, where it writes, who may stop it.
 
-    `began_from` is called with the step from which the run goes on, and the damaged ones; `begun`
-    once the loop has imported its code.
+    `began_from` is called with the step from which the run goes on, and the damaged ones.
     """
 
     config: LoopSections
@@ -32,7 +31,6 @@ class Place:
     stop: Stop
     account: Account
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
-    begun: Callable[[], None] = lambda: None
 
     def record(self, **facts: Any) -> None:
         """Write facts into run.json, on rank 0."""

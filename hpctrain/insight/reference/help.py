@@ -50,7 +50,6 @@ ALL = """\
 Commands
   status [RUN|SWEEP]   show the states of the runs; --watch repeats it
   status --live [RUN]  live: what the nodes and GPUs of a run do; --once --json
-  status --checkpoints [RUN]   list the checkpoints; --verify reads their files
   status --upload [RUN_DIR...] upload to MLflow what it does not have yet
   logs RUN             show the output of a run, or why it failed; -f follows it
   cancel RUN|SWEEP     stop runs for good; --save: after a checkpoint

@@ -79,7 +79,7 @@ def branch(
     run.update(
         parent={"run": str(before.path), "uid": before.read().uid, "step": found.step},
     )
-    trained_code.inherit(before, run, found.step)
+    trained_code.inherit(before, run)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)
     return run

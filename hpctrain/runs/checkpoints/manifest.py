@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 NAME = "manifest.json"
 OLD = ".old"  # what a checkpoint is called while another one of its step takes its place
 VERSION = 1
-NOT_HEALTHY = "its parameters or buffers are not finite"
+_NOT_HEALTHY = "its parameters or buffers are not finite"
 Progress = dict[str, Any]
 NONE_INTACT = (
     "%s: no checkpoint is intact and healthy; see the warnings above (if none can be brought back, "
@@ -184,7 +184,7 @@ def healthy(folder: Path) -> Iterator[Path]:
         if _is_healthy(path):
             yield path
         else:
-            log.warning("%s is not healthy (%s); trying the one before", path, NOT_HEALTHY)
+            log.warning("%s is not healthy (%s); trying the one before", path, _NOT_HEALTHY)
 
 
 def damage(checkpoint: Path, part: int = 0, parts: int = 1, *, digests: bool = True) -> str:

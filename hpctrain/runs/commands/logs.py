@@ -1,4 +1,4 @@
-"""`python -m hpctrain logs RUN`: show the end of a run's log, or the error of a failed run."""
+"""`python -m hpctrain logs RUN`: show the end of a run's log; of a failed run why it has failed."""
 
 import argparse
 import os
@@ -7,16 +7,12 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
-
-from rich.text import Text
 
 from hpctrain.base.files.disk import open_regular
-from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
 from hpctrain.errors import StorageError
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs
+from hpctrain.runs.state.rank_logs import batch_log, rank_logs, telling
 from hpctrain.runs.state.select import add_dir, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
@@ -24,6 +20,7 @@ _BLOCK = 1 << 16  # bytes read at a time
 _LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")
 _READ = 4 << 20  # bytes of the end of a log
 _FAILED = ("failed", "lost", "cancelled")
+_OF_BATCH = 10  # lines of the batch script beside those of a rank
 _READ_S = 0.5  # how often -f reads the log
 _ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
 
@@ -33,8 +30,8 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m hpctrain logs",
         description="Print the end of the log of a run: rank 0, newest job. For a failed run, "
-        "print the error instead, which is searched in the logs of all ranks and in the messages "
-        "of Slurm.",
+        "print why it has failed, and the ends of the logs of the rank that has failed first and "
+        "of the batch script, which has the messages of Slurm.",
     )
     parser.add_argument("run", metavar="RUN", help="its directory, its name or the start of it")
     add_dir(parser)
@@ -59,14 +56,33 @@ def _show(options: argparse.Namespace) -> int:
     if options.follow:
         return _follow(path, options)
     ((run, state),) = states_of([path])
-    fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
-    if fault:
-        _print_fault(run, state, fault, sys.stdout)
+    if state.name in _FAILED and options.rank is None:
+        _tell_failure(run, state, options.lines)
     else:
         path = _log_file(run, state, options.rank)
         print(printable(f"==> {path} <=="), file=sys.stderr)
         _copy(path, _start(path, options.lines), bytes_writer())
     return 0
+
+
+def _print_end(log: Path, lines: int) -> None:
+    """Print the last lines of a log beside words of ours, so without control characters."""
+    print(printable(f"==> {log} <=="), file=sys.stderr, flush=True)
+    with open_regular(log) as file:
+        file.seek(_start(log, lines))
+        print(harmless(file.read(_READ).decode(errors="replace")).rstrip("\n"), flush=True)
+
+
+def _tell_failure(run: Facts, state: State, lines: int) -> None:
+    """Print why a run has failed, and the ends of the logs that tell most of it."""
+    rank, batch = telling(run), batch_log(run)
+    reason = f" ({state.reason})" if state.reason else ""
+    says = "" if rank is None else f"; rank {rank} says:"
+    print(printable(f"{run.name} is {state.name}{reason}{says}"), flush=True)
+    if rank is not None or batch is None:
+        _print_end(_log_file(run, state, rank), lines)
+    if batch is not None:
+        _print_end(batch, lines if rank is None else _OF_BATCH)
 
 
 def _log_file(run: Facts, state: State, rank: int | None) -> Path:
@@ -81,19 +97,6 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
         return batch
     why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
-
-
-def _print_fault(run: Facts, state: State, fault: Fault, to: TextIO) -> None:
-    who = "the batch script" if fault.rank is None else f"rank {fault.rank}"
-    # For a failed run the reason is the error of rank 0, which says nothing new here.
-    reason = f" ({state.reason})" if state.reason and state.name != "failed" else ""
-    console, table = Console(stderr=to is sys.stderr, highlight=False), Table("", "")
-    console.print(Cell(f"{run.name} is {state.name}{reason}; {who} says:"))
-    console.print(Cell(f"{fault.file}:{fault.line}: {fault.summary}"), end="\n\n")
-    for number, line in enumerate(fault.text, fault.first):
-        mark = ">" if number == fault.line else " "
-        table.add_row(f"{mark}{number:6}", Text(harmless(line.expandtabs())))
-    console.print(table)
 
 
 def _follow(path: Path, options: argparse.Namespace) -> int:
@@ -126,12 +129,10 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
                 time.sleep(_READ_S)
     except KeyboardInterrupt:
         return 0
-    if state.name in _FAILED and (fault := find_fault(run)):
-        print(file=sys.stderr)
-        _print_fault(run, state, fault, sys.stderr)
-    else:
-        reason = f" ({state.reason})" if state.reason else ""
-        print(printable(f"==> {run.name} is {state.name}{reason}"), file=sys.stderr)
+    reason = f" ({state.reason})" if state.reason else ""
+    print(printable(f"==> {run.name} is {state.name}{reason}"), file=sys.stderr)
+    if state.name in _FAILED and (rank := telling(run)) not in (None, options.rank or 0):
+        _print_end(_log_file(run, state, rank), options.lines)
     return 0
 
 

@@ -1,1 +1,1 @@
-"""What is known of a run now: its facts, its state, its log files and its first error."""
+"""What is known of a run now: its facts, its state and its log files."""

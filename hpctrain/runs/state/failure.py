@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from hpctrain.base.files.mailbox import Message
-from hpctrain.base.files.record import Time
+from hpctrain.base.files.record import Count, Time
 from hpctrain.base.names.run_record import AttemptKey, Hang, Keyed
 from hpctrain.base.processes import frames
 from hpctrain.base.processes.causes import (
@@ -41,7 +41,7 @@ _TOGETHER_S = 1.0  # a launcher starts its ranks together; none fails that early
 
 
 class Failure(Keyed, Message, frozen=True, kw_only=True):
-    """The error of the first rank that failed, its cause, its host, and the user's line."""
+    """The error of the first rank that failed, its cause, its host, the user's line, the rank."""
 
     BOX = "failed"
 
@@ -50,6 +50,7 @@ class Failure(Keyed, Message, frozen=True, kw_only=True):
     cause: str = ""
     host: str = ""
     frame: str = ""
+    rank: Count | None = None
 
 
 def described(error: BaseException) -> str:
@@ -62,7 +63,7 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
-def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
+def recorded(run: Path, key: AttemptKey, rank: int = 0) -> Iterator[None]:
     """Record an exception of the context, unless it follows from the death of another rank.
 
     The job id of the key is "" outside Slurm.
@@ -71,11 +72,11 @@ def recorded(run: Path, key: AttemptKey) -> Iterator[None]:
         yield
     except BaseException as error:
         epochs.end_if_over(run, key)
-        _record(run, key, error)
+        _record(run, key, error, rank)
         raise
 
 
-def _record(run: Path, key: AttemptKey, error: BaseException) -> None:
+def _record(run: Path, key: AttemptKey, error: BaseException, rank: int) -> None:
     text = described(error)
     asked = isinstance(error, KeyboardInterrupt | SystemExit)
     cause, host = CODE if asked else cause_of(error), socket.gethostname()
@@ -88,7 +89,9 @@ def _record(run: Path, key: AttemptKey, error: BaseException) -> None:
         cause, follows = CODE, False
     if run.is_dir() and not follows and first(run, key) is None:
         at = frames.place(frames.of_error(error))
-        failure = Failure(*key, error=text, time=time.time(), cause=cause.name, host=host, frame=at)
+        failure = Failure(
+            *key, error=text, time=time.time(), cause=cause.name, host=host, frame=at, rank=rank
+        )
         with suppress(OSError):
             failure.put(run)
 

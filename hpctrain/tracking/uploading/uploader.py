@@ -18,8 +18,6 @@ from pathlib import Path
 
 from hpctrain.base.processes import child
 from hpctrain.errors import TrackingError
-from hpctrain.tracking.alerts import Alerts
-from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 
@@ -41,7 +39,6 @@ class _Uploader:
         self._start_s = START_S if drain > 0 else 0.0  # is left for the start of MLflow
         self.upload = Upload(run_dir, self._pause, uri, self._connected)
         self._journal = self.upload.journal
-        self._alerts = Alerts(run_dir)
 
     def run(self) -> None:
         """Return when all but artifacts is uploaded and the training process has ended."""
@@ -49,21 +46,16 @@ class _Uploader:
             while True:
                 # Checked before `drain`: if it has died, `drain` uploads its last record.
                 died = self._journal.writer_died
-                self._alerts.look()
                 self.upload.drain()
                 if self._journal.ended or not self._journal.writer_here:
-                    self._alerts.look()
                     return
                 if died and self._journal.writer_died:
                     self.upload.close_killed()
-                    if "SLURM_JOB_ID" not in os.environ:  # else the batch script decides
-                        self._alerts.killed(UNRECORDED)
                     return
                 if not died:
                     self._nap(_POLL_S)
 
     def _pause(self, seconds: float) -> None:
-        self._alerts.look()
         if self._deadline is None and (not self._stdin_open or self._journal.writer_died):
             self._deadline = time.monotonic() + self._start_s + self._drain
         if self._deadline is None:

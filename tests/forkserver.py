@@ -438,7 +438,7 @@ def serve(control: socket.socket) -> dict[str, Any]:
         head += _receive(control, HEAD.size - len(head))
         request: dict[str, Any] = pickle.loads(_receive(control, HEAD.unpack(head)[0]))
         if _quick is not None:
-            _quick.prepare(request["words"])
+            _quick.prepare(request["words"], request["cwd"])
         reading, writing = os.pipe()
         between = os.fork()
         if not between:

@@ -121,13 +121,17 @@ def test_the_end_is_that_of_a_new_process(
         assert done.stdout == "out\n"
 
 
-OTHERS = ("optimizer=sgd", "model.hidden=[8, 8]", "+site.env.A='1'", "data.val_split=null")
+OTHERS = ("--config-dir", "conf", "optimizer=own", "model.hidden=[8, 8]", "+site.env.A='1'")
 
 
-@pytest.mark.parametrize("words", [OTHERS, ("optimizer=sgd", "seed=1", "optimizer.lrr=1")])
+@pytest.mark.parametrize(
+    "words", [OTHERS, ("--config-dir", "conf", "optimizer=own", "seed=1", "optimizer.lrr=1")]
+)
 def test_a_config_is_that_of_a_new_process(
     digits: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "own.yaml").write_text("lr: 0.5\n")
     where = (f"data.path={digits}", f"output_dir={tmp_path}/runs")
     command = [sys.executable, "-m", "hpctrain", "freeze", "experiment=digits", *where, *words]
     answers = []

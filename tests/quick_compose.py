@@ -63,7 +63,10 @@ class QuickCompose:
         """Do what `hpctrain.config.composing.compose.compose` does."""
         if read := _read(argv, os.getcwd()):
             with suppress(Exception), by_hydra.our_launchers():
-                return self._composer(read[0]).typed([by_hydra.extending(x) for x in read[1]])
+                composer = self._composer(read[0])
+                config = composer.typed([by_hydra.extending(text) for text in read[1]])
+                if not composer.notes:  # files set keys of the launcher, which only `-m` reads
+                    return config
         return self._hydra(argv)
 
     def _composer(self, folder: str) -> Composer:

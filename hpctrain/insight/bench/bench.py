@@ -109,7 +109,7 @@ def _measured(
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
             hardware = of_device(title) if on_gpu else None
-            found = _bench_of(config, ranks, device, folder, steps, hardware).measured(parts)
+            found = bench_of(config, ranks, device, folder, steps, hardware).measured(parts)
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
@@ -117,7 +117,7 @@ def _measured(
     return found, setup | {"torch": str(torch.__version__)}
 
 
-def _bench_of(
+def bench_of(
     config: Config,
     ranks: RankInfo,
     device: torch.device,

@@ -138,24 +138,26 @@ def job_state(job: str) -> str:
     queued = subprocess.run(
         ["squeue", "--noheader", "--job", job, "--format=%T"], capture_output=True, text=True
     ).stdout.split()
+    if queued:
+        return queued[0]
     # `CANCELLED by 0` is one state.
     accounting = ("sacct", "-X", "--noheader", "--parsable2", "--jobs", job, "--format=State")
     # A job that has lost a node has a line of its time with this node, too: RESIZING.
     lines = slurm(*accounting).splitlines()
-    states = queued or [line.split()[0] for line in lines if line != "RESIZING"]
+    states = [line.split()[0] for line in lines if line != "RESIZING"]
     return states[0] if states else ""
 
 
 def wait_for(predicate: Callable[[], T], timeout: float, what: str) -> T:
     """Call `predicate` until its answer is true and return it; fail the test after `timeout` s.
 
-    The pauses between the calls grow from 0.1 s to 1 s, because most calls start a command.
+    The pauses between the calls grow from 0.2 s to 1 s, because most calls start a command.
     """
     begin = time.monotonic()
     while not (answer := predicate()):
         waited = time.monotonic() - begin
         assert waited < timeout, f"waited {timeout:g} s in vain: {what}"
-        time.sleep(min(max(waited / 10, 0.1), 1.0))
+        time.sleep(min(max(waited / 5, 0.2), 1.0))
     return answer
 
 

@@ -8,10 +8,11 @@
          └────────────── the process becomes its child ────────────────┴► `python -m MODULE`
 
 The server has one thread. It has imported libraries, and the modules of hpctrain that most of its
-commands import. A fork whose `sys.path` leads to another hpctrain, such as a copy of the code,
-drops these and imports that one. The process that it forks takes over the folder, environment,
-streams, umask and session of the request and then does what `python -m` does. It is a child of the
-test process: waiting, signals and exit codes are those of any other child.
+commands import, and it composes their configs (quick_compose.py). A fork whose `sys.path` leads to
+another hpctrain, such as a copy of the code, drops these and imports that one. The process that it
+forks takes over the folder, environment, streams, umask and session of the request and then does
+what `python -m` does. It is a child of the test process: waiting, signals and exit codes are those
+of any other child.
 
 A fork cannot take over what Python or a library reads before our code runs. `Popen` therefore
 starts a new Python where such a variable differs (see `READ_AT_START`), for every other command
@@ -369,6 +370,7 @@ _ENVIRONMENT = dict(os.environ)
 _servers: dict[tuple[str, ...], list[Server]] = {LIGHT: [], HEAVY: [], UPLOADING: []}
 _commands = dict.fromkeys(_servers, 0)  # the number of commands so far, for each kind of servers
 _inner: _Inner | None = None
+_quick: Any = None  # of a server that has imported hpctrain, and of its forks
 _forks: weakref.WeakSet[Popen] = weakref.WeakSet()
 _lock = threading.RLock()
 
@@ -435,6 +437,8 @@ def serve(control: socket.socket) -> dict[str, Any]:
             os._exit(0)
         head += _receive(control, HEAD.size - len(head))
         request: dict[str, Any] = pickle.loads(_receive(control, HEAD.unpack(head)[0]))
+        if _quick is not None:
+            _quick.prepare(request["words"], request["cwd"])
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
@@ -512,12 +516,20 @@ def _set_path(request: Mapping[str, Any], rest: list[str]) -> None:
 
 def _drop_ours() -> None:
     """Drop the modules of hpctrain that the server has imported, if Python would find others."""
+    global _quick
     known = sys.modules["hpctrain"].__file__
     found = importlib.machinery.PathFinder.find_spec("hpctrain", sys.path)
-    if found is None or found.origin != known:
-        for name in [*sys.modules]:
-            if name.partition(".")[0] in ("hpctrain", "data_prep"):
-                del sys.modules[name]
+    if found is not None and found.origin == known:
+        return
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("hpctrain", "data_prep", "hydra_plugins"):
+            del sys.modules[name]
+    if _quick is not None:  # Hydra knows our schema, and has looked for plugins
+        _quick = None
+        instances = sys.modules["hydra.core.singleton"].Singleton._instances
+        for kind in [kind for kind in instances if kind.__name__ == "Plugins"]:
+            del instances[kind]
+        sys.modules["hydra.core.config_store"].ConfigStore.instance().repo.pop("schema.yaml", None)
 
 
 def _renew_stream(number: int, name: str, at_once: bool) -> None:
@@ -539,11 +551,14 @@ def _renew_stream(number: int, name: str, at_once: bool) -> None:
 
 def main() -> None:
     """Run the server, and in its forks `python -m MODULE`."""
+    global _quick
     here = sys.path[0]
     control = socket.socket(fileno=int(sys.argv[1]))
     gc.disable()
     for name in (*sys.argv[2:], *OURS[tuple(sys.argv[2:])]):
         importlib.import_module(name)
+    if "hpctrain.config.composing.compose" in sys.modules:
+        _quick = importlib.import_module("quick_compose").QuickCompose()
     gc.collect()
     gc.freeze()  # otherwise a garbage collection in a fork would copy all pages
     gc.enable()
@@ -561,6 +576,8 @@ def main() -> None:
     _set_path(work, rest)
     importlib.invalidate_caches()
     _drop_ours()
+    if _quick is not None:
+        _quick.install()
     sys.modules["numpy"].random.seed()  # seeded from the system, as in a new process
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _renew_stream(number, name, "-u" in work["options"])

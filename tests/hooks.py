@@ -46,6 +46,7 @@ LONGEST = (
 # These tests use warm ranks (tests/ranks.py). One worker process gets all of them: each other one
 # would have to warm ranks of its own.
 RANKS = ("tests/parallel/", "tests/checkpoint/", "tests/faults/", "tests/test_run_ranks.py")
+_ALWAYS_SLOW = re.compile(r"^@pytest\.mark\.slow$|^pytestmark = .*mark\.slow", re.M)
 left_out = pytest.StashKey[int]()
 # The outcome of each test, for tests/second_try.py; the worst of set-up, call and tear-down counts.
 # "broken" is what no second try mends: a crashed worker process, a file that cannot be collected.
@@ -56,10 +57,17 @@ gc.disable()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With `-m slurm`, leave out the files that have no such test: importing takes seconds."""
+    """With `-m slurm`, leave out the files that have no such test to run: importing takes seconds.
+
+    The decorators of a test with a cluster that is slow stand one a line.
+    """
     if config.getoption("markexpr") != "slurm" or not collection_path.match("test_*.py"):
         return None
-    return None if "mark.slurm" in collection_path.read_text() else True
+    marks = re.findall(r"(?:^(?:@|pytestmark = ).*\n)+", collection_path.read_text(), re.M)
+    cluster = [mark for mark in marks if "mark.slurm" in mark]
+    if not config.getoption("--all"):
+        cluster = [each for each in cluster if not _ALWAYS_SLOW.search(each)]
+    return None if cluster else True
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

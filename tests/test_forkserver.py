@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -118,6 +119,29 @@ def test_the_end_is_that_of_a_new_process(
         -signal.SIGABRT,
     ):  # signals let nothing be flushed
         assert done.stdout == "out\n"
+
+
+OTHERS = ("--config-dir", "conf", "optimizer=own", "model.hidden=[8, 8]", "+site.env.A='1'")
+
+
+@pytest.mark.parametrize(
+    "words", [OTHERS, ("--config-dir", "conf", "optimizer=own", "seed=1", "optimizer.lrr=1")]
+)
+def test_a_config_is_that_of_a_new_process(
+    digits: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "conf" / "optimizer").mkdir(parents=True)
+    (tmp_path / "conf" / "optimizer" / "own.yaml").write_text("lr: 0.5\n")
+    where = (f"data.path={digits}", f"output_dir={tmp_path}/runs")
+    command = [sys.executable, "-m", "hpctrain", "freeze", "experiment=digits", *where, *words]
+    answers = []
+    for run in (subprocess.run, forkserver.run):
+        done = run(command, capture_output=True, text=True, cwd=tmp_path)
+        frozen = [path.read_text() for path in tmp_path.glob("runs/*/config.yaml")]
+        answers.append((done.returncode, done.stdout, done.stderr, frozen))
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+    assert answers[1] == answers[0]
+    assert bool(answers[0][3]) == (words == OTHERS), answers[0]
 
 
 def test_another_hpctrain_takes_the_place_of_that_of_the_server(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ Train = Callable[..., Completed]
 def interrupt(digits: Path, folder: Path, paced: Paced) -> Path:
     """Return a run that Ctrl-C stopped and that has saved; from then on its steps do not sleep."""
     where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]
+    where += ["launch.snapshot=off"]  # each rank would compile the copy; the slow test has copies
     long = ["train.max_epochs=10", "checkpoint.every_steps=20", "launch.wait=true", paced.task]
     command = [sys.executable, "-m", "hpctrain", "experiment=digits", *where, *long]
     process = forkserver.Popen(command, stderr=subprocess.DEVNULL, cwd=folder)

@@ -25,12 +25,12 @@ from hpctrain.runs.checkpoints.manifest import checkpoints
 from tests import forkserver
 from tests.conftest import journal_metrics, only_run, run_json
 
-RANKS, EVERY, LIMIT_S = 2, 10, 600.0
+RANKS, EVERY, LIMIT_S = 2, 8, 600.0
 SIZE = (
-    *(f"checkpoint.every_steps={EVERY}", "train.log_every=5", "train.eval_every=15"),
-    # The patience decides the end, at about step 100, so what it has counted must not be lost.
+    *(f"checkpoint.every_steps={EVERY}", "train.log_every=5", "train.eval_every=10"),
+    # The patience decides the end, at about step 60, so what it has counted must not be lost.
     *("train.early_stopping.metric=val/loss", "train.early_stopping.patience=2"),
-    *("train.early_stopping.min_delta=0.15", "train.max_steps=400", "model.dropout=0.1"),
+    *("train.early_stopping.min_delta=0.5", "train.max_steps=400", "model.dropout=0.1"),
     # What else a resumed run must go on with: an average of weights, the best checkpoint, stages
     # of the batch size, a frozen layer, a second evaluation, and a rate that follows a metric.
     *("train.ema=0.9", "checkpoint.best=val/accuracy", "scheduler=plateau"),

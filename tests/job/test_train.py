@@ -1,9 +1,7 @@
 """Training as users start it: on one rank, on two ranks, stopped and resumed."""
 
 import contextlib
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,17 +13,12 @@ from typing import Any
 import pytest
 
 from hpctrain.config.composing.compose_sweep import Composer
-from hpctrain.config.frozen import load
-from hpctrain.config.rules.metrics import names as metric_names
 from hpctrain.errors import DataError
 from hpctrain.launch.freeze import check
 from tests import forkserver
-from tests.bounds import EXACT
-from tests.conftest import NET, Completed, journal_metrics, only_run, run_json
+from tests.conftest import NET, Completed, only_run, run_json
 
 Train = Callable[..., Completed]
-Reference = Callable[..., Path]
-FP64 = "precision=fp64"  # rounding is then far below any mistake
 # Tests that stop it let its steps sleep until then.
 LONG = (
     *("train.max_epochs=10", "checkpoint.every_steps=25", "train.log_every=5"),
@@ -89,45 +82,6 @@ def test_digits_reach_97_percent_and_are_tracked(train: Train, store: Path, tmp_
     before = (run / "run.json").read_bytes()
     assert "is finished already" in train().stdout
     assert (run / "run.json").read_bytes() == before
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_loss_of_one(train: Train, reference: Reference, tmp_path: Path) -> None:
-    """The last batch of the epoch has 7 of the 1,415 samples, and the ranks' shares differ."""
-    short = (
-        *("train.max_steps=25", "train.log_every=1", "train.eval_every=10", "data.tail=pad", FP64),
-        "tracking.upload=false",
-    )
-    alone = reference(*short)
-    train(*short, ranks=2)
-    one, two = journal_metrics(alone), journal_metrics(only_run(tmp_path))
-    assert two.keys() == one.keys()
-    known = metric_names(load(alone / "config.yaml")) or ()
-    assert {name for name, _ in one} <= {*known}
-    for key in (key for key in one if key[0].endswith("loss")):
-        assert two[key] == pytest.approx(one[key], rel=EXACT), key
-
-
-@pytest.mark.slow
-def test_resumed_with_more_ranks_and_sharded_sees_the_same_samples(
-    train: Train, reference: Reference, tmp_path: Path
-) -> None:
-    common = ("train.max_steps=90", "train.log_every=1", "tracking.upload=false", FP64)
-    undisturbed = reference(*common)
-    # One rank makes the first 50 steps.
-    train(*common)
-    run = only_run(tmp_path)
-    newest, older = sorted(run.glob("checkpoints/step-*"), reverse=True)
-    assert (newest.name, older.name) == ("step-00000090", "step-00000050")
-    shutil.rmtree(newest)
-    record = run_json(run) | {"state": "interrupted"}
-    (run / "run.json").write_text(json.dumps(record))
-    # Two ranks make the other steps, and each has a part of the model.
-    train("parallel=zero3", *common, ranks=2)
-    again, once = journal_metrics(run), journal_metrics(undisturbed)
-    assert run_json(run)["attempts"][-1]["world_size"] == 2
-    for step in range(51, 91):
-        assert again["train/loss", step] == pytest.approx(once["train/loss", step], rel=EXACT)
 
 
 def torchrun(digits: Path, tmp_path: Path) -> subprocess.Popen[bytes]:

@@ -46,18 +46,19 @@ def test_runs_and_functions_are_jobs_of_submitit(
     import functions_of_a_user as functions  # type: ignore[import-not-found]
 
     output = f"output_dir={tmp_path}/runs"
-    where = ["experiment=digits", f"data.path={digits}", output, "tracking=off"]
+    in_place = "launch.snapshot=off"  # the tests of a submission have the copies
+    where = ["experiment=digits", f"data.path={digits}", output, "tracking=off", in_place]
     size = ["train.max_steps=3", "hydra.launcher.timeout_min=5"]
     good, bad = hpctrain.submit(*where, *size, "model.in_features=64,3")
     (held,) = hpctrain.submit(*where, "seed=7", "+site.sbatch.hold=true")
     total = hpctrain.submit_function(
-        functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output]
+        functions.total, 10, scale=2, nodes=2, tasks_per_node=2, overrides=[output, in_place]
     )
-    broken = hpctrain.submit_function(functions.broken, 1, nodes=2, overrides=[output])
+    broken = hpctrain.submit_function(functions.broken, 1, nodes=2, overrides=[output, in_place])
     waits = hpctrain.submit_function(
-        functions.broken, 0, overrides=[output, "name=waits", "+site.sbatch.hold=true"]
+        functions.broken, 0, overrides=[output, in_place, "name=waits", "+site.sbatch.hold=true"]
     )
-    executor = submitit.AutoExecutor(tmp_path / "runs", "hpctrain")
+    executor = submitit.AutoExecutor(tmp_path / "runs", "hpctrain", hpctrain_overrides=[in_place])
     executor.update_parameters(timeout_min=5, tasks_per_node=2, slurm_partition="batch")
     mapped = executor.map_array(functions.place, [3, 4])
     with pytest.raises(LaunchError, match=r"launch\.nodes=65: it needs 65 nodes"):

@@ -62,6 +62,7 @@ def test_without_sbatch_the_sweep_runs_here(
     train: Train, tmp_path: Path, no_sbatch: dict[str, str]
 ) -> None:
     common = ("-m", "train.max_steps=3", "tracking=off", "launch.tasks_per_node=2")
+    common += ("launch.snapshot=auto",)
     done = train(*common, "optimizer.lr=1e-3", **no_sbatch)
     assert "sbatch is not on the PATH" in done.stderr
     assert "submitit's local executor" in done.stderr
@@ -119,7 +120,7 @@ def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
     (path / "git").symlink_to(shutil.which("git") or "")
     if known_to_git:
         subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    size = ("train.max_steps=2", "tracking=off", "output_dir=.")
+    size = ("train.max_steps=2", "tracking=off", "output_dir=.", "launch.snapshot=auto")
     # A new Python starts the ranks as for users, not as forks; so do the jobs of the cluster tests.
     given = ("model._target_=my_net.Net", *size)
     done = train("-m", *given, new=new, PATH=str(path))

@@ -5,14 +5,14 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-import torch
-import torch.distributed.checkpoint as dcp
+from typing import TYPE_CHECKING, Any
 
 import hpctrain
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from tests.conftest import Completed, hpctrain_on, journal_metrics, run_module
+
+if TYPE_CHECKING:  # the workers of the cluster tests import no torch
+    import torch
 
 PROGRAMS = Path(__file__).parent / "programs"
 Started = Callable[..., Completed]
@@ -47,8 +47,11 @@ def common(digits: Path, folder: Path) -> tuple[str, ...]:
     return (*where, "monitor.enabled=false", "tracking.upload=false", "parallel.timeout_s=60")
 
 
-def tensors(run: Path) -> dict[str, torch.Tensor]:
+def tensors(run: Path) -> "dict[str, torch.Tensor]":
     """Return all tensors of the last checkpoint of a run, also the random states."""
+    import torch
+    import torch.distributed.checkpoint as dcp
+
     last = checkpoints(run / "checkpoints")[0]
     known = dcp.FileSystemReader(last).read_metadata().state_dict_metadata
     state: dict[str, Any] = {
@@ -64,6 +67,8 @@ def tensors(run: Path) -> dict[str, torch.Tensor]:
 
 def check_same_bits(one: Path, other: Path) -> None:
     """Check that two runs have ended with the same bits."""
+    import torch
+
     ours, theirs = tensors(one), tensors(other)
     assert ours.keys() == theirs.keys()
     different = [name for name in ours if not torch.equal(ours[name], theirs[name])]

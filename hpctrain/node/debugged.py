@@ -24,10 +24,10 @@ from hpctrain.node.tools import require
 
 log = logging.getLogger(__name__)
 _WAIT_S = 7 * 86_400  # of the ranks that wait for the one that is looked at
-_FIRST_STEP = "hpctrain.node.debugged.FirstStep"
+_FIRST_STEP = "hpctrain.node.debugged._FirstStep"
 
 
-class FirstStep(Part):
+class _FirstStep(Part):
     """Waits for a debugger before the first step, and stops there."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.launch.freeze import check, freeze
 
 LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
-NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
+_NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
 _PIP = {
     "debug": "pip install 'hpctrain[debug]'  (or debugpy)",
     "notebook": "pip install 'hpctrain[notebook]'  (or jupyterlab)",
@@ -56,7 +56,7 @@ class Tool:
 
 def require(name: str) -> str:
     """Return the module that a tool needs; one that is missing is a ConfigError with the cure."""
-    modules = {"debug": ("debugpy",), "notebook": NOTEBOOKS}.get(name, ("",))
+    modules = {"debug": ("debugpy",), "notebook": _NOTEBOOKS}.get(name, ("",))
     found = next((module for module in modules if not module or find_spec(module)), None)
     if found is None:
         option = {"debug": "--debug", "notebook": "--jupyter"}[name]

@@ -101,6 +101,12 @@ class LaunchConfig:
         "each node. Each run has its own share, and one that fails leaves the others.",
         count="runs",
     )
+    max_jobs: int | None = key(
+        None,
+        "A command (-m) queues at most this many jobs, those of chains counted; else nothing is "
+        "queued. Null means no limit of ours.",
+        count="jobs",
+    )
     budget_gpu_hours: float | None = key(
         None,
         "The jobs of a sweep or a search (-m), each up to its time limit, take at most so many "

@@ -12,9 +12,9 @@ from typing import TextIO
 from rich.text import Text
 
 from hpctrain.base.files.disk import open_regular
-from hpctrain.base.terminal.console import Cell, Console, Table
+from hpctrain.base.terminal.console import Cell, Console, Table, print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
-from hpctrain.errors import StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.first_error import Fault, batch_log, find_fault, rank_logs
 from hpctrain.runs.state.select import add_dir, latest_run
@@ -45,7 +45,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
+    if options.json and options.follow:
+        raise ConfigError("--json and --follow: a log that goes on is no object; leave one out")
     try:
         return _show(options)
     except OSError as error:
@@ -60,13 +63,31 @@ def _show(options: argparse.Namespace) -> int:
         return _follow(path, options)
     ((run, state),) = states_of([path])
     fault = find_fault(run) if state.name in _FAILED and options.rank is None else None
-    if fault:
+    if options.json:
+        _print_json(run, state, fault, options)
+    elif fault:
         _print_fault(run, state, fault, sys.stdout)
     else:
         path = _log_file(run, state, options.rank)
         print(printable(f"==> {path} <=="), file=sys.stderr)
         _copy(path, _start(path, options.lines), bytes_writer())
     return 0
+
+
+def _print_json(
+    run: Facts, state: State, fault: Fault | None, options: argparse.Namespace
+) -> None:
+    """Print the error of a failed run, or the end of a log."""
+    file = fault.file if fault else _log_file(run, state, options.rank)
+    facts = {"run": str(run.path), "state": state.name, "reason": state.reason, "log": str(file)}
+    if fault:
+        error = {"rank": fault.rank, "line": fault.line, "summary": fault.summary}
+        print_json(facts | {"error": error, "first": fault.first, "lines": fault.text})
+        return
+    shown = list[bytes]()
+    _copy(file, _start(file, options.lines), shown.append)
+    lines = b"".join(shown).decode(errors="replace").splitlines()
+    print_json(facts | {"error": None, "first": None, "lines": lines})
 
 
 def _log_file(run: Facts, state: State, rank: int | None) -> Path:

@@ -19,8 +19,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.job.here import log_to_stderr, train_frozen
 from hpctrain.engine.part import Part
 from hpctrain.errors import HpctrainError
-from hpctrain.node import tunnel
-from hpctrain.node.tools import require
+from hpctrain.node.tools import require, tunnel
 
 log = logging.getLogger(__name__)
 _WAIT_S = 7 * 86_400  # of the ranks that wait for the one that is looked at
@@ -33,7 +32,7 @@ class _FirstStep(Part):
     def __init__(self) -> None:
         self._waited = False
 
-    def before_step(self, batch: Batch) -> None:  # noqa: D102
+    def before_step(self, batch: Batch) -> None:
         if self._waited:
             return
         self._waited = True
@@ -49,11 +48,11 @@ def main(argv: list[str]) -> int:
     require("debug")
     ranks = RankInfo.from_env()
     mine = chosen in ("all", str(ranks.rank))
-    if when == "first" or not mine:
-        return train_frozen(Path(path), change=lambda config: _prepare(config, when, mine))
     try:
         return train_frozen(Path(path), change=lambda config: _prepare(config, when, mine))
     except Exception as error:
+        if when == "first" or not mine:
+            raise
         log.exception("the error of rank %d", ranks.rank)
         _wait(f"its {type(error).__name__}")
         _stop_at(error)
@@ -76,7 +75,7 @@ def _wait(where: str) -> None:
     _, port = debugpy.listen(("127.0.0.1", 0))
     print(
         f"rank {ranks.rank} waits for a debugger at {where}. On your own machine:\n"
-        f"    {tunnel.line(port)}\n"
+        f"    {tunnel(port)}\n"
         f"then attach to localhost:{port} (VS Code: Python Debugger: Remote Attach)",
         flush=True,
     )

@@ -4,11 +4,11 @@ A notebook's `with hpctrain.session(...)` is that rank, and has a process group 
 """
 
 import os
+import socket
 import sys
 
 from hpctrain.errors import HpctrainError
-from hpctrain.node import tunnel
-from hpctrain.node.tools import require
+from hpctrain.node.tools import require, tunnel
 
 
 def main() -> None:
@@ -18,8 +18,10 @@ def main() -> None:
     except HpctrainError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
-    port = tunnel.free_port()
-    print(f"On your own machine:\n    {tunnel.line(port)}", flush=True)
+    with socket.socket() as probe:  # a port that nobody uses now
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    print(f"On your own machine:\n    {tunnel(port)}", flush=True)
     print("then open the address with the token that follows.", flush=True)
     options = ("--no-browser", "--ip=127.0.0.1", f"--port={port}", "--ServerApp.port_retries=0")
     os.execv(sys.executable, [sys.executable, "-m", module, *options])

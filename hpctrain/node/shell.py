@@ -75,11 +75,12 @@ def main(argv: list[str]) -> int:
             "shell needs a terminal: standard input and output are none; a program of its own "
             "goes to a node with `srun`"
         )
+    if tool.trains and not names:
+        raise ConfigError("--debug needs a RUN: `freeze` makes one of KEY=VALUE, and prints it")
     place = _place(options, names, overrides, tool)
-    if options.node and not place.job:
-        raise ConfigError(f"--node {options.node}: only the job of a run that runs has nodes")
-    tool.check(place.config.site.container.runtime is not None)
-    return _open(place, tool, options.node)
+    if place.config.site.container.runtime is None:  # else it is looked for inside
+        tools.require(tool.name)
+    return _open(place, tool)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -100,7 +101,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_dir(parser)
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with more configs")
-    parser.add_argument("--node", metavar="HOST", help="this node of the job of a run")
     tools.add_arguments(parser)
     trust.add_argument(parser)
     return parser
@@ -111,8 +111,6 @@ def _place(
 ) -> _Place:
     """Return where the step is; a run that is not the user's needs its word."""
     if not names:
-        if tool.trains:
-            return _of_run(tools.frozen(overrides, options.config_dir), [], tool)
         config, _ = settings(overrides, options.config_dir)
         if not any(text.startswith("launch.time_min=") for text in overrides):
             config.launch.time_min = _bounded(config)
@@ -133,7 +131,7 @@ def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
     if tool.trains and state.name in (*UNDER_WAY, "finished"):
         raise ConfigError(
             f"{path.name} is {state.name}: --debug goes on with a run that nobody trains; "
-            "`cancel` it first, or give the overrides with another name=NAME"
+            "`cancel` it first"
         )
     if job and overrides:
         raise ConfigError(f"{overrides[0]}: {path.name} runs, and its job has what it has")
@@ -165,14 +163,14 @@ def _job_id(facts: Facts) -> str:
     return number
 
 
-def _open(place: _Place, tool: tools.Tool, node: str | None) -> int:
+def _open(place: _Place, tool: tools.Tool) -> int:
     config, run = place.config, place.run
     launch = config.launch = replace(
         config.launch, nodes=config.launch.node_numbers[0], spares=0, pack=1
     )
     request = replace(JobRequest.of(config), nodes=[launch.node_numbers[0]])
     name = f"{tool.name}-{run.name if run else config.name}-{secrets.token_hex(3)}"
-    srun = [*_srun(request, place, tool, node)]
+    srun = [*_srun(request, place, tool)]
     pyxis = config.site.container.runtime == "pyxis"
     # The lines of the site are for a host, and the whole step is in the container with pyxis.
     before = ["bash", "-c", f"{_BEGIN}; {_SETUP_FIRST}", "bash"] if pyxis else []
@@ -208,7 +206,7 @@ def _lines(request: JobRequest, place: _Place) -> Iterator[str]:
     yield f"export PS1={shlex.quote(prompt)}"
 
 
-def _srun(request: JobRequest, place: _Place, tool: tools.Tool, node: str | None) -> Iterator[str]:
+def _srun(request: JobRequest, place: _Place, tool: tools.Tool) -> Iterator[str]:
     """Yield the words of the step."""
     launch, site = request.launch, request.site
     folders = [Path(request.output_dir), *map(Path, request.data), *place.pythonpath]
@@ -217,8 +215,6 @@ def _srun(request: JobRequest, place: _Place, tool: tools.Tool, node: str | None
     yield from ("srun", "--export=ALL", "--overlap")
     if place.job:
         yield f"--jobid={place.job}"
-    if node:
-        yield f"--nodelist={node}"
     nodes, tasks, cpus = 1, 1, launch.tasks_per_node * launch.cpus_per_task
     if tool.trains:
         nodes, tasks, cpus = request.nodes[0], launch.tasks_per_node, launch.cpus_per_task

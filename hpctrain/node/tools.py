@@ -1,15 +1,15 @@
 """What is opened on a node: a shell, the training under a debugger, or a notebook."""
 
 import argparse
+import os
 import re
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from hpctrain.config.composing.compose import compose, words
 from hpctrain.errors import ConfigError
-from hpctrain.launch.freeze import check, freeze
 
 LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
 _NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
@@ -37,11 +37,6 @@ class Tool:
         return self.name == "shell"
 
     needs_terminal = pty
-
-    def check(self, in_container: bool) -> None:
-        """Refuse a library that is not there; that of a container is looked for inside."""
-        if not in_container:
-            require(self.name)
 
     def words(self, python: str, run: Path | None) -> list[str]:
         """Return the command on the node."""
@@ -98,12 +93,12 @@ def chosen(options: argparse.Namespace) -> Tool:
     return Tool("notebook" if options.jupyter else "shell")
 
 
-def frozen(overrides: list[str], config_dir: str | None) -> Path:
-    """Return the directory of the run that the overrides ask for, as `freeze` writes it."""
-    argv = [*(["--config-dir", config_dir] if config_dir else []), *overrides]
-    config = compose(argv)
-    if config is None:
-        raise ConfigError("--debug takes a RUN, or the KEY=VALUE arguments of one run")
-    run = check(config)
-    freeze(config, run, *words(argv))
-    return run.path
+def tunnel(port: int) -> str:
+    """Return the command that brings a port of this node to a machine of one's own.
+
+    The port is open on the node's loopback alone: a debugger asks nobody for a password.
+    """
+    through, node = os.environ.get(LOGIN, ""), socket.gethostname()
+    user = through.partition("@")[0]
+    jump, place = (f"-J {through} ", f"{user}@{node}") if through else ("", node)
+    return f"ssh {jump}-L {port}:localhost:{port} {place}"

@@ -228,6 +228,11 @@ class SiteConfig:
     gpu_type: str | None = key(
         None, "GPUs are requested by this type: a100 gives gpu:a100:4 (gres) or a100:4."
     )
+    rules: str | None = key(
+        None,
+        "This file has what the site polices, such as idle GPUs, each with its limit and the "
+        "site's words: status, report and doctor say them before the site does.",
+    )
     modules: list[str] = key(
         [],
         "The script first loads these modules. purge, reset and what has a space, such as use "

@@ -74,7 +74,8 @@ def main(argv: list[str]) -> int:
         where = config.output_dir, config.data.path, config.tracking
         start = partial(_start, JobRequest.of(config))
         of_scheduler = scheduler.checked(config.launch, config.site, start)
-        places = {host: [*login.checked(*where, of_scheduler)]}
+        policed = config.site.rules, config.monitor.idle_minutes
+        places = {host: [*login.checked(*where, of_scheduler, *policed)]}
     else:
         launch = config.launch
         longest = launch.time_min if isinstance(launch.time_min, int) else _TIME_MIN

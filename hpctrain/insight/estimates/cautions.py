@@ -12,6 +12,7 @@ from hpctrain.config.rules.combinations import TRANSFORMER, refused
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import HpctrainError
+from hpctrain.insight.estimates import right_size
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, cures
 from hpctrain.insight.estimates.hardware import Hardware, of_section
 from hpctrain.insight.estimates.measured_run import runs_of_model
@@ -38,6 +39,7 @@ def cautions(config: Config) -> Iterator[str]:
         return
     yield from refused(config, "idle_keys")
     yield from _cores(config.launch)
+    yield from right_size.note(config)
     yield from _across_nodes(degrees, config.launch.tasks_per_node, config.parallel.ep)
     if hardware is not None and config.parallel.device != "cpu":
         yield from _states(config, degrees, hardware)

@@ -39,7 +39,7 @@ class _Duration(NamedTuple):
 
 def expected(config: Config) -> _Duration | None:
     """Return the time of a run; None without a measured run that is like it, or without an end."""
-    if (run := _like_run(config)) is None or (steps := _steps(config, run)) is None:
+    if (run := like_run(config)) is None or (steps := _steps(config, run)) is None:
         return None
     train, ramp = config.train, ramp_of(config.train)
     whole = ramp.samples(steps) / ramp.final
@@ -74,7 +74,7 @@ def note(config: Config) -> str:
     )
 
 
-def _like_run(config: Config) -> MeasuredRun | None:
+def like_run(config: Config) -> MeasuredRun | None:
     """Return the newest run whose steps are like those of a config; None if there is none."""
     runs = runs_of_model(config.model, config.output_dir)
     return next((run for run in runs if not _differences(config, run)), None)
@@ -95,7 +95,7 @@ def _value(node: Any, name: str) -> Any:
 
 
 def _why_none(config: Config) -> str:
-    other = _like_run(config) or next(runs_of_model(config.model, config.output_dir), None)
+    other = like_run(config) or next(runs_of_model(config.model, config.output_dir), None)
     if other is None:
         return (
             f"no run in {config.output_dir} has measured this model (at least {ENOUGH_STEPS} steps "

@@ -74,9 +74,7 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_json(
-    run: Facts, state: State, fault: Fault | None, options: argparse.Namespace
-) -> None:
+def _print_json(run: Facts, state: State, fault: Fault | None, options: argparse.Namespace) -> None:
     """Print the error of a failed run, or the end of a log."""
     file = fault.file if fault else _log_file(run, state, options.rank)
     facts = {"run": str(run.path), "state": state.name, "reason": state.reason, "log": str(file)}

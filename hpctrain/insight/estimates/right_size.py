@@ -1,0 +1,90 @@
+"""What a job asks for and does not need: for `report`, `status`, and a submission like the last."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hpctrain.config.frozen import values_of
+from hpctrain.config.schema import Config
+from hpctrain.errors import ConfigError
+from hpctrain.insight.estimates import site_rules
+from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU
+from hpctrain.insight.estimates.time_limit import expected, like_run
+from hpctrain.insight.estimates.usage import Usage
+
+_ROOM = 1.25  # what a request should have above the highest use
+
+
+def too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
+    """Yield what was used of a request, each with the key; `minutes` are None if unknown."""
+    gpus, used = int(launch.get("gpus_per_node") or 0), usage.host_gib()
+    asked = launch.get("mem_gb") or 0
+    if used is not None and used < asked / 2:
+        least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * used))
+        if least < asked:
+            yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
+    cores, load = int(launch.get("cpus_per_task") or 1), usage.mean("cpu_utilization_percentage")
+    if load is not None and load < 50:
+        of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
+        need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))
+        if need < cores:
+            yield f"{load:.0f}% of the cores used: `launch.cpus_per_task={need}`"
+    given = launch.get("time_min")
+    limit = given if isinstance(given, int) else 0
+    warning = int(launch.get("warn_s") or 0) // 60 + 1  # a job saves so long before its limit
+    if minutes is not None and minutes < limit / 2:
+        needed = max(1, math.ceil(_ROOM * minutes)) + warning
+        if needed < limit:
+            yield (
+                f"{minutes:.0f} of {limit} minutes used: `launch.time_min={needed}` lets Slurm "
+                "start the job earlier"
+            )
+
+
+def figures(
+    usage: Usage, launch: Mapping[str, Any], minutes: float | None
+) -> dict[str, float | None]:
+    """Return the figures of a job by the names of the rules of a site."""
+    used, load = usage.host_gib(), usage.mean("cpu_utilization_percentage")
+    limit = launch.get("time_min")
+    return {
+        "idle_job": usage.idle_minutes(),
+        "idle_gpus": usage.idle_part(),
+        "cores": 100 / load if load else None,
+        "memory": (launch.get("mem_gb") or 0) / used if used else None,
+        "time_limit": limit / minutes if minutes and isinstance(limit, int) else None,
+    }
+
+
+def note(config: Config) -> Iterator[str]:
+    """Yield one line of what the last run like this one has left unused of such a request."""
+    if (run := like_run(config)) is None:
+        return
+    duration = expected(config)
+    minutes = None if duration is None else duration.seconds / 60
+    found = "; ".join(too_much(Usage.read(run.path), asdict(config.launch), minutes))
+    if found:
+        yield f"{run.path.name}, the last run like this one: {found}"
+
+
+def waste(run: Path, since: float, now: float) -> str:
+    """Return which GPUs of a run are idle now, in the site's words if it has rules; "" if none.
+
+    Its monitor has told so `since` then; only the ends of the samples are read.
+    """
+    usage = Usage.read(run, tail=True)
+    part = usage.idle_part(share=1.0)
+    if not part:
+        return ""
+    try:
+        values = values_of(run / "config.yaml")
+        rules = site_rules.read(values.get("site", {}).get("rules"))
+    except ConfigError:  # `doctor` says what is wrong
+        values, rules = {}, {}
+    minutes = (now - since) / 60 + values.get("monitor", {}).get("idle_minutes", 0)
+    known = {"idle_gpus": part, "idle_job": minutes if part == 1 else None}
+    count = len(usage.gpus)
+    said = f"{round(part * count)} of {count} GPUs idle for {minutes:.0f} minutes"
+    return "; ".join([said, *site_rules.broken(rules, known)])

@@ -1,13 +1,14 @@
 """A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
 
-A page has the line `<!-- generated: keys -->`, `metrics`, `commands` or `gone` where the text
-belongs.
+A page has the line `<!-- generated: keys -->`, `metrics`, `commands`, `json` or `gone` where the
+text belongs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from hpctrain.insight.reference.keys import row_of
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Return the text of a page with the generated parts; MkDocs calls this for each page."""
-    makers = {"keys": keys, "metrics": metrics, "commands": commands, "gone": gone}
+    makers = {"keys": keys, "metrics": metrics, "commands": commands, "gone": gone, "json": output}
     for name, made in makers.items():
         mark = f"<!-- generated: {name} -->"
         if mark in markdown:
@@ -61,6 +62,13 @@ def gone() -> Iterator[str]:
     yield "| what has left | instead |\n| --- | --- |"
     for name, what in table().items():
         yield f"| `{name}` | {_text(what['instead'])} |"
+
+
+def output() -> Iterator[str]:
+    """Yield the schema of what each command prints with --json."""
+    schemas = json.loads(_help(hpctrain.cli.main, "hpctrain", "--help", "json"))
+    for name, schema in schemas["$defs"].items():
+        yield f"\n## {name}\n\n```json\n{json.dumps(schema, indent=2)}\n```"
 
 
 def commands() -> Iterator[str]:

@@ -33,7 +33,7 @@ from hpctrain.runs.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (
-    *("launch", "site", "network", "parallel", "tracking", "train"),
+    *("launch", "site", "network", "parallel", "tracking", "train", "monitor"),
     *("name", "output_dir"),
 )
 _TIME_MIN = 10  # of the job

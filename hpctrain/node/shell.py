@@ -70,14 +70,19 @@ def main(argv: list[str]) -> int:
             "shell asks Slurm for a node, but srun and salloc are not on the PATH: call it on a "
             "login node. Without a cluster this machine is the node: open a shell here"
         )
-    if tool.needs_terminal and not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if tool.pty and not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError(
             "shell needs a terminal: standard input and output are none; a program of its own "
             "goes to a node with `srun`"
         )
     if tool.trains and not names:
         raise ConfigError("--debug needs a RUN: `freeze` makes one of KEY=VALUE, and prints it")
-    place = _place(options, names, overrides, tool)
+    if names:
+        place = _of_run(latest_run(options.dir, names[0], "shell"), overrides, tool)
+    else:
+        config, _ = settings(overrides, options.config_dir)
+        _bound(config, overrides)
+        place = _Place(config, None, "", ())
     if place.config.site.container.runtime is None:  # else it is looked for inside
         tools.require(tool.name)
     return _open(place, tool)
@@ -106,18 +111,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _place(
-    options: argparse.Namespace, names: list[str], overrides: list[str], tool: tools.Tool
-) -> _Place:
-    """Return where the step is; a run that is not the user's needs its word."""
-    if not names:
-        config, _ = settings(overrides, options.config_dir)
-        if not any(text.startswith("launch.time_min=") for text in overrides):
-            config.launch.time_min = _bounded(config)
-        return _Place(config, None, "", ())
-    return _of_run(latest_run(options.dir, names[0], "shell"), overrides, tool)
-
-
 def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
     for text in overrides:
         if text.partition(".")[0] not in ("launch", "site"):
@@ -135,40 +128,34 @@ def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
         )
     if job and overrides:
         raise ConfigError(f"{overrides[0]}: {path.name} runs, and its job has what it has")
-    launch, given = config.launch, {text.partition("=")[0] for text in overrides}
-    if "launch.time_min" not in given:
-        launch.time_min = _bounded(config)
-    if not tool.trains and "launch.nodes" not in given:
-        launch.nodes = launch.nodes if job else 1
+    given = [text.partition("=")[0] for text in overrides]
+    _bound(config, overrides)
+    config.launch.nodes = JobRequest.of(config).nodes[0]
+    if not (tool.trains or job or "launch.nodes" in given):
+        config.launch.nodes = 1
     return _Place(config, path, job, copy.pythonpath if copy else ())
 
 
-def _bounded(config: Config) -> int:
+def _bound(config: Config, overrides: Sequence[str]) -> None:
+    """Bound the time of an allocation, unless it is given."""
     minutes = config.launch.time_min
-    return min(_LONGEST_MIN, minutes) if isinstance(minutes, int) else _LONGEST_MIN
+    if not any(text.startswith("launch.time_min=") for text in overrides):
+        config.launch.time_min = min(_LONGEST_MIN, minutes if isinstance(minutes, int) else 60)
 
 
 def _job_id(facts: Facts) -> str:
     """Return the number of the job of a run that runs; a task of an array has one of its own."""
     if facts.job is None:
-        host = facts.attempt.host or "another host"
-        raise ConfigError(
-            f"{facts.name} runs on {host}, in no job of Slurm that is in the queue: open a shell "
-            "there by ssh"
-        )
+        where = facts.attempt.host or "another host"
+        raise ConfigError(f"{facts.name} runs on {where}, in no job: open a shell there by ssh")
     told = queue.ask("squeue", "--noheader", f"--jobs={facts.job.id}", "--format=%A")
-    number = (told or "").strip()
-    if not number.isdecimal():
-        raise LaunchError(f"{facts.name}: squeue does not tell the number of job {facts.job.id}")
-    return number
+    return (told or facts.job.id).strip()
 
 
 def _open(place: _Place, tool: tools.Tool) -> int:
     config, run = place.config, place.run
-    launch = config.launch = replace(
-        config.launch, nodes=config.launch.node_numbers[0], spares=0, pack=1
-    )
-    request = replace(JobRequest.of(config), nodes=[launch.node_numbers[0]])
+    launch = config.launch = replace(config.launch, spares=0, pack=1)
+    request = JobRequest.of(config)
     name = f"{tool.name}-{run.name if run else config.name}-{secrets.token_hex(3)}"
     srun = [*_srun(request, place, tool)]
     pyxis = config.site.container.runtime == "pyxis"

@@ -36,8 +36,6 @@ class Tool:
         """Whether the step has the terminal."""
         return self.name == "shell"
 
-    needs_terminal = pty
-
     def words(self, python: str, run: Path | None) -> list[str]:
         """Return the command on the node."""
         if self.name == "shell":

@@ -52,7 +52,7 @@ def frozen(digits: Path, tmp_path: Path, *words: str) -> str:
         (["--debug", "--jupyter"], "--debug and --jupyter: give one of them"),
         (["--rank", "1"], "--rank 1: it says which rank waits with --debug"),
         (["--debug", "--rank", "some"], "--rank some: the number of a rank, or all"),
-        (["--debug", "experiment=digits"], "--debug needs a RUN: `freeze` makes one"),
+        (["experiment=digits", "--debug"], "--debug needs a RUN: `freeze` makes one"),
     ],
 )
 def test_refused_before_slurm_is_asked(recorded: Path, arguments: list[str], text: str) -> None:

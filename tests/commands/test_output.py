@@ -114,6 +114,24 @@ def test_a_submission_and_its_dry_run(
     assert log["lines"] == Path(log["log"]).read_text().splitlines()[-2:]
 
 
+@pytest.mark.slurm
+@pytest.mark.usefixtures("empty_queue")
+def test_a_submission_to_slurm(train: Train, tmp_path: Path, schemas: dict[str, Any]) -> None:
+    words = ("seed=1,2", "train.max_steps=3", "tracking=off", "launch.time_min=30")
+    told = checked(train("-m", "--json", *words).stdout, "-m", schemas)
+    assert (told["where"], told["jobs"], told["most_hours"]) == ("slurm", 2, 1.0)
+    assert [run["state"] for run in told["runs"]] == ["queued"] * 2
+    assert all(run["job"].endswith(f"_{n}") for n, run in enumerate(told["runs"]))
+    assert all(run["metric"] is None for run in told["runs"])
+    one = told["runs"][0]["run"]
+    row = json.loads(run_module("hpctrain", "status", one, "--json").stdout)
+    assert [each["job_id"] for each in row] == [told["runs"][0]["job"]]
+    waited = train("-m", "--json", *words[1:], "seed=3", "launch.wait=true")
+    told = checked(waited.stdout, "-m", schemas)
+    assert [run["state"] for run in told["runs"]] == ["finished"]
+    assert 0 <= told["runs"][0]["metric"] <= 1
+
+
 def test_the_error_of_a_run(train: Train, tmp_path: Path, schemas: dict[str, Any]) -> None:
     (tmp_path / "bad_task.py").write_text("def Bad(**_):\n    raise ValueError('as asked')\n")
     train("tracking=off", "task._target_=bad_task.Bad", code=2, PYTHONPATH=str(tmp_path))

@@ -87,7 +87,7 @@ Choices (NAME=CHOICE)
 Values (KEY=VALUE)
 {keys}
   --help keys, --help metrics                      every key; every metric
-  --help json                                      what --json prints, as a schema
+  --help json                                      the schema of --json
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
   python -m hpctrain.insight.translate FILE        a config of DeepSpeed or
                                                    Accelerate as an experiment

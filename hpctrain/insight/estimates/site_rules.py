@@ -21,14 +21,14 @@ RULES = {
 }
 
 
-class SiteRule(NamedTuple):
+class _Rule(NamedTuple):
     """A bound of the site, which a job breaks that reaches it."""
 
     limit: float
     says: str
 
 
-def read(path: str | None) -> dict[str, SiteRule]:
+def read(path: str | None) -> dict[str, _Rule]:
     """Return the rules of a file; none without a file, and a ConfigError for a wrong one."""
     found = {} if path is None else yaml_file.read(Path(path))
     if not isinstance(found, dict):
@@ -36,7 +36,7 @@ def read(path: str | None) -> dict[str, SiteRule]:
     return {str(name): _rule(path, str(name), value) for name, value in found.items()}
 
 
-def _rule(path: str | None, name: str, value: Any) -> SiteRule:
+def _rule(path: str | None, name: str, value: Any) -> _Rule:
     wrong = f"site.rules={path}: {name}: {value}"
     if name not in RULES:
         raise ConfigError(f"{wrong}: no such rule; {_allowed()}")
@@ -45,14 +45,14 @@ def _rule(path: str | None, name: str, value: Any) -> SiteRule:
     limit, says = value["limit"], value["says"]
     if isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0:
         raise ConfigError(f"{wrong}: limit must be a number above 0 ({RULES[name]})")
-    return SiteRule(limit, str(says))
+    return _Rule(limit, str(says))
 
 
 def _allowed() -> str:
     return f"there are {', '.join(RULES)}"
 
 
-def broken(rules: Mapping[str, SiteRule], figures: Mapping[str, float | None]) -> Iterator[str]:
+def broken(rules: Mapping[str, _Rule], figures: Mapping[str, float | None]) -> Iterator[str]:
     """Yield what the site says of figures that reach its limits; None is unknown."""
     for name, rule in rules.items():
         value = figures.get(name)

@@ -1,12 +1,13 @@
 """A hook of MkDocs: fill the pages of the reference from the schema and from the commands.
 
-A page has the line `<!-- generated: keys -->`, `metrics` and so on where the text belongs.
+A page has the line `<!-- generated: keys -->`, `metrics`, `json` and so on where the text belongs.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         "gone": gone,
         "names": names,
         "hardware": kinds,
+        "json": output,
     }
     for name, made in makers.items():
         mark = f"<!-- generated: {name} -->"
@@ -86,6 +88,13 @@ def kinds() -> Iterator[str]:
         if each.memory_bytes is not None:  # the example has no figures
             memory, peak = each.memory_bytes / 2**30, (each.peak("bf16") or 0) / 1e12
             yield f"| `{each.name}` | {each.title} | {memory:.1f} | {peak:,.0f} |"
+
+
+def output() -> Iterator[str]:
+    """Yield the schema of what each command prints with --json."""
+    schemas = json.loads(_help(hpctrain.cli.main, "hpctrain", "--help", "json"))
+    for name, schema in schemas["$defs"].items():
+        yield f"\n## {name}\n\n```json\n{json.dumps(schema, indent=2)}\n```"
 
 
 def commands() -> Iterator[str]:

@@ -42,6 +42,7 @@ COMMANDS = {
     "bench": "hpctrain.insight.bench.bench",
     "gc": "hpctrain.runs.commands.gc",
     "new": "hpctrain.insight.project.new",
+    "shell": "hpctrain.node.shell",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {
@@ -240,12 +241,28 @@ def _train(argv: list[str]) -> int:
     from hpctrain.config.composing.compose import compose
     from hpctrain.engine.job.here import train_here
 
+    if "--json" in argv:
+        return _submit_as_json([text for text in argv if text != "--json"])
     config = compose(argv)
     if config is None:
         return 0
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
     return train_here(config, argv)[1]
+
+
+def _submit_as_json(argv: list[str]) -> int:
+    from hpctrain.config.composing.compose import compose
+    from hpctrain.launch.output import AS_JSON
+
+    if not {"-m", "--multirun"} & {*argv}:
+        raise ConfigError("--json is of -m, and of the commands; a training here prints its log")
+    before = AS_JSON.set(True)
+    try:
+        compose(argv)
+    finally:
+        AS_JSON.reset(before)
+    return 0
 
 
 def _print_traceback() -> None:

@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
 # The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
 # what comes after a training, `insight` looks at everything.
-EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight"]
+EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight", "node"]
 # They put it together: what users import, and the command line.
 # `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.
 DOORS = ["training", "job", "slurm", "api", "cli", "__main__"]
@@ -29,7 +29,7 @@ NO_TORCH = (
     "engine.faults.observed engine.faults.observer engine.faults.process_state "
     "engine.job.compile_cache engine.job.here engine.job.verdict errors "
     "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
-    "insight.report launch results.commands runs search tracking"
+    "insight.report launch node results.commands runs search tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (

@@ -81,6 +81,8 @@ def with_absolute_paths(config: Config) -> Config:
             part["path"] = _absolute(part["path"], "path")
     if config.checkpoint.init_from is not None:
         config.checkpoint.init_from = _absolute(config.checkpoint.init_from, "checkpoint.init_from")
+    if config.site.rules is not None:
+        config.site.rules = _absolute(config.site.rules, "site.rules")
     if config.tracking.uri is None:
         own = f"sqlite:///{config.output_dir}/mlflow.db"
         config.tracking.uri = os.environ.get("MLFLOW_TRACKING_URI") or own

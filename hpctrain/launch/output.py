@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import track
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from hpctrain.launch.entry import Entry
 
 ROWS = 40  # longer tables are cut
+# --json of -m, which Hydra stands between: one object on standard output says what was done.
+AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 T = TypeVar("T")
 
 

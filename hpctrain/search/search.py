@@ -38,8 +38,8 @@ from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
-from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import check_budget, notes
+from hpctrain.launch.output import AS_JSON, say
+from hpctrain.launch.sweeps.before_queueing import check_bounds, notes
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot
@@ -115,7 +115,9 @@ class Search:
         config = self._probe()
         folder = folder.absolute()
         count = min(self._settings.n_jobs, self._settings.n_trials)
-        check_budget([(config, count if self._cluster else 1)])
+        if AS_JSON.get():
+            raise ConfigError("--json: of a search `status SEARCH --json` tells the standing")
+        check_bounds([(config, count if self._cluster else 1)])
         if config.launch.dry_run:
             job = JobRequest.of(config)
             array = worker_arrays.executor(job, folder / "workers" / "array-0", count)

@@ -24,7 +24,7 @@ from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
 from hpctrain.launch.arrays import plan
 from hpctrain.launch.entry import Entry, Status, set_states
-from hpctrain.launch.sweeps.before_queueing import check_budget
+from hpctrain.launch.sweeps.before_queueing import check_bounds
 from hpctrain.launch.sweeps.sweep import name_apart
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
@@ -156,10 +156,10 @@ def test_a_budget_bounds_the_time_limits(
     monkeypatch.setattr(partition_limit, "cluster_config", lambda: None)
     some = entries(tmp_path, 3, time_min=60, budget_gpu_hours=100.0, **launch)
     jobs = [(entry.config, 1) for entry in some]
-    check_budget(jobs)
+    check_bounds(jobs)
     some[1].config.launch.budget_gpu_hours = 2.9
     with pytest.raises(ConfigError, match=rf"budget_gpu_hours=2\.9: .* may take {hours}"):
-        check_budget(jobs)
+        check_bounds(jobs)
 
 
 def test_a_budget_stops_a_submission(train: Train, tmp_path: Path) -> None:

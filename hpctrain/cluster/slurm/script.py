@@ -174,8 +174,7 @@ def sbatch_script(
     parts = [
         "#!/bin/bash",
         *_directives(options),
-        *_setup(job.launch, job.site),
-        *_snapshot(job.output_dir, pythonpath),
+        *environment(job, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
     if command in _IN_STEPS:
@@ -183,6 +182,12 @@ def sbatch_script(
     if order.chain:
         parts.append(_CHAIN.format(CHAIN=CHAIN, ids=shlex.quote(str(folder / "job_id"))))
     return "\n".join([*parts, *_srun(job, folder, pythonpath, image, command)]) + "\n"
+
+
+def environment(job: JobRequest, pythonpath: Sequence[Path] = ()) -> Iterator[str]:
+    """Yield the lines that give a shell the environment of the ranks."""
+    yield from _setup(job.launch, job.site)
+    yield from _snapshot(job.output_dir, pythonpath)
 
 
 def _directives(options: Options) -> Iterator[str]:

@@ -85,6 +85,12 @@ class LaunchConfig:
         "each node. Each run has its own share, and one that fails leaves the others.",
         count="runs",
     )
+    max_jobs: int | None = key(
+        None,
+        "A command (-m) queues at most this many jobs, those of chains counted; else nothing is "
+        "queued. Null means no limit of ours.",
+        count="jobs",
+    )
     budget_gpu_hours: float | None = key(
         None,
         "The jobs of a sweep or a search (-m), each up to its time limit, take at most so many "
@@ -202,6 +208,11 @@ class SiteConfig:
     )
     gpu_type: str | None = key(
         None, "GPUs are requested by this type: a100 gives gpu:a100:4 (gres) or a100:4."
+    )
+    rules: str | None = key(
+        None,
+        "This file has what the site polices, such as idle GPUs, each with its limit and the "
+        "site's words: status, report and doctor say them before the site does.",
     )
     modules: list[str] = key(
         [],

@@ -26,7 +26,7 @@ from hpctrain.runs import trust
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from hpctrain.base.names.run_record import RunRecord
     from hpctrain.config.schema import Config, LaunchConfig, TrackingConfig
@@ -80,13 +80,19 @@ def _frozen(config: Config, argv: list[str]) -> tuple[RunDir, RankInfo]:
     return run, ranks
 
 
-def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = None) -> int:
+def train_frozen(
+    path: Path,
+    until: int | None = None,
+    ranks: RankInfo | None = None,
+    change: Callable[[Config], None] = lambda config: None,
+) -> int:
     """Train the frozen config of a run directory with the ranks that were started.
 
     With `until`, the same on all ranks, the run pauses at this global step, unless it ends before:
     its state is "paused" then, and its result has the metrics of the step. It goes on as if it had
-    not paused. The ranks of a worker are given. Return the exit code. A data set other than the run
-    was submitted with is a DataError.
+    not paused. The ranks of a worker are given. `change` changes the config for this process alone,
+    as a debugger needs it. Return the exit code. A data set other than the run was submitted with
+    is a DataError.
     """
     from hpctrain.config.frozen import executed, load
     from hpctrain.config.validate import validate
@@ -117,6 +123,7 @@ def train_frozen(path: Path, until: int | None = None, ranks: RankInfo | None = 
                     f"data.path={config.data.path}: another data set ({digest}) than when this "
                     "run was asked for; ask for it again, and it will be another run"
                 )
+        change(config)
         return _train_to_the_end(config, run, ranks, began=began)
 
 

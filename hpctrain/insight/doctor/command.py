@@ -33,7 +33,7 @@ from hpctrain.runs.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (
-    *("launch", "site", "network", "parallel", "tracking", "train"),
+    *("launch", "site", "network", "parallel", "tracking", "train", "monitor"),
     *("name", "output_dir"),
 )
 _TIME_MIN = 10  # of the job
@@ -74,7 +74,8 @@ def main(argv: list[str]) -> int:
         where = config.output_dir, config.data.path, config.tracking
         start = partial(_start, JobRequest.of(config))
         of_scheduler = scheduler.checked(config.launch, config.site, start)
-        places = {host: [*login.checked(*where, of_scheduler)]}
+        policed = config.site.rules, config.monitor.idle_minutes
+        places = {host: [*login.checked(*where, of_scheduler, *policed)]}
     else:
         launch = config.launch
         launch.time_min = min(launch.time_min, _TIME_MIN)

@@ -1,7 +1,10 @@
 """The texts of `--help`: what a beginner needs, `--help all`, and `--help NAME`."""
 
+import json
 import textwrap
+from pathlib import Path
 
+from hpctrain.base.files import yaml_file
 from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.schema import all_members
 from hpctrain.insight.reference import keys
@@ -38,6 +41,7 @@ Commands, such as                  (RUN: a name, the start of it, or a path)
   export RUN out                   its weights as safetensors
   report RUN                       where its time went, and what to change
   doctor                           check versions, Slurm and storage
+  shell RUN                        a shell on a node, beside a run that runs
 
 More help
   --help train, --help optimizer.lr, --help warmup     keys by section or word
@@ -68,6 +72,9 @@ Commands
   bench OVERRIDES      measure loader, steps and links
   gc                   list what can be deleted; only --delete deletes it
   new DIR              write a project of your own that trains at once
+  shell [RUN]          a shell on a node, with what the ranks of a run have;
+                       --debug: a debugger at its first step or its error;
+                       --jupyter: a notebook
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path
@@ -79,6 +86,7 @@ Choices (NAME=CHOICE)
 Values (KEY=VALUE)
 {keys}
   --help keys, --help metrics                      every key; every metric
+  --help json                                      the schema of --json
   python -m hpctrain experiment=digits --cfg job   prints the values of a config
 
 --config-dir DIR adds a folder of configs; --hydra-help explains Hydra's own
@@ -93,7 +101,10 @@ saved and stopped by a signal. HPCTRAIN_DEBUG=1 shows the tracebacks of errors.
 
 def show(topics: list[str]) -> int:
     """Print the help, or what is known of keys or metrics by their names or words."""
-    if topics == ["all"]:
+    if topics == ["json"]:
+        schema = yaml_file.read(Path(__file__).with_name("output.yaml"))
+        print(json.dumps(schema, indent=2))
+    elif topics == ["all"]:
         made = groups(conf_dir()).items()
         listed = [f"{as_typed(name):<12} {', '.join(choices)}" for name, choices in made]
         columns = ["\n".join(map(_folded, lines)) for lines in (listed, _sections())]

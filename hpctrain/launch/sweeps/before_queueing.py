@@ -1,12 +1,15 @@
 """What is found before the runs of a sweep are queued.
 
-Notes stop nothing; a cluster that would not run the jobs does, and more hours than the budget.
+Notes stop nothing; a cluster that would not run the jobs does, and more jobs or hours than bounded.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
+from hpctrain.base.extensions import offered
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError
@@ -24,6 +27,7 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     kinds = {repr(replace(config, seed=0)): config for config in configs}
     idle = (text for config in kinds.values() for text in refused(config, "idle_keys"))
     yield from dict.fromkeys(idle)
+    yield from offered("right_size")(kinds.values())
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
     if cluster:
@@ -57,24 +61,45 @@ def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> Non
         say(f"{runs(len(group))} like {group[0].run.name}: {start}")
 
 
-def check_budget(jobs: Collection[tuple[Config, int]]) -> None:
-    """Raise a ConfigError if so many jobs of these valid configs exceed `budget_gpu_hours`.
+class Bound(NamedTuple):
+    """The most that jobs can take: each counts with its time limit."""
 
-    A job counts with its time limit.
-    """
-    budgets = [config.launch.budget_gpu_hours for config, _ in jobs]
-    budget = min((each for each in budgets if each is not None), default=None)
-    if budget is None:
-        return
-    hours = sum(count * _most_hours(config.launch, config.site) for config, count in jobs)
-    if hours <= budget:
-        return
-    gpus = any(config.launch.gpus_per_node for config, _ in jobs)
-    raise ConfigError(
-        f"launch.budget_gpu_hours={budget:g}: by their time limits the jobs may take {hours:.4g} "
-        f"{'GPU-hours' if gpus else 'rank-hours (no GPUs)'}, so nothing was queued; give fewer "
-        "runs, a shorter launch.time_min, or a larger budget"
-    )
+    jobs: int
+    hours: float
+    unit: str
+
+    def __str__(self) -> str:
+        jobs = f"{self.jobs:,} job" + "s" * (self.jobs != 1)
+        return f"{jobs}, which by their time limits may take {self.hours:.4g} {self.unit}"
+
+
+def bound_of(runs_of: Collection[tuple[Config, int]]) -> Bound:
+    """Return the bound of so many runs of these valid configs."""
+    alike: Counter[str] = Counter()
+    one: dict[str, LaunchConfig] = {}
+    hours, chains = 0.0, dict[str, int]()
+    for config, count in runs_of:
+        launch, site = config.launch, config.site
+        shape = repr((launch, site))
+        alike[shape] += count
+        one[shape], chains[shape] = launch, road(site, launch.chain).jobs
+        hours += count * _most_hours(launch, site)
+    jobs = sum(-(-n // one[shape].pack) * chains[shape] for shape, n in alike.items())
+    gpus = any(config.launch.gpus_per_node for config, _ in runs_of)
+    return Bound(jobs, hours, "GPU-hours" if gpus else "rank-hours (no GPUs)")
+
+
+def check_bounds(runs_of: Collection[tuple[Config, int]]) -> None:
+    """Raise a ConfigError if the jobs of so many runs exceed `max_jobs` or `budget_gpu_hours`."""
+    bound = bound_of(runs_of)
+    for key, value in (("max_jobs", bound.jobs), ("budget_gpu_hours", bound.hours)):
+        given = (getattr(config.launch, key) for config, _ in runs_of)
+        most = min((each for each in given if each is not None), default=None)
+        if most is not None and value > most:
+            raise ConfigError(
+                f"launch.{key}={most:g}: this would queue {bound}, so nothing was queued; give "
+                "fewer runs, a shorter launch.time_min, or a larger bound"
+            )
 
 
 def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:

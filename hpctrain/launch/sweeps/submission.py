@@ -24,7 +24,7 @@ from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
 from hpctrain.launch.freeze import freeze, restore_config
 from hpctrain.launch.output import say
-from hpctrain.launch.sweeps.before_queueing import check_budget, check_room
+from hpctrain.launch.sweeps.before_queueing import check_bounds, check_room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.runs import sweep_overrides, trust
@@ -78,13 +78,13 @@ class Submitter:
     def look(self, entries: list[Entry], jobs: Queue) -> list[Entry]:
         """Set the states by what was read and the queue; return what may be submitted.
 
-        Jobs beyond the budget, and those that the scheduler would not run, are errors.
+        Jobs beyond the bounds, and those that the scheduler would not run, are errors.
         """
         set_states(entries, jobs)
         if entries is self._entries:  # else it was said, and these were over the limit
             say_changed(entries)
         if todo := [entry for entry in entries if entry.status is Status.OPEN]:
-            check_budget([(e.config, 1) for e in self._entries if e.job or e.status is Status.OPEN])
+            check_bounds([(e.config, 1) for e in self._entries if e.job or e.status is Status.OPEN])
             if self._cluster:
                 check_room(todo, self._folder, self._checked)
         return todo

@@ -8,11 +8,13 @@ add() each run ── check all ── Submission: skip what is finished or unde
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base import secrets
+from hpctrain.base.terminal.console import print_json
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import plain
@@ -24,9 +26,9 @@ from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.freeze import check
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
-from hpctrain.launch.output import runs, say, show
+from hpctrain.launch.output import AS_JSON, runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
-from hpctrain.launch.sweeps.before_queueing import notes
+from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, notes
 from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
@@ -87,7 +89,10 @@ class Sweep:
         if dry_run:
             self._say_notes(cluster)
             show(self.entries)
-            print("\n".join(scripts), end="")
+            say(f"Without launch.dry_run this would queue {self._bound()}")
+            self._print_json(cluster, scripts)
+            if not AS_JSON.get():
+                print("\n".join(scripts), end="")
             submission.discard()
             return [None] * len(self.entries)
         say(f"{runs(len(self.entries))}: {_HERE if self._local else _WHERE[cluster]}")
@@ -103,6 +108,8 @@ class Sweep:
             local_runs.run_all([entry for entry in self.entries if entry.status is Status.FROZEN])
             submission.write_list()
         show(self.entries)
+        if not self._any("wait") or not cluster:
+            self._print_json(cluster)
         self._say_under_way()
         run_code.say_copies(self.entries)
         if cluster and self._any("wait"):
@@ -112,6 +119,7 @@ class Sweep:
                 self._say_they_run()
                 raise
             show(self.entries)
+            self._print_json(cluster)
         elif left:
             raise LaunchError(
                 f"{self._queued()}, {len(left):,} not: the cluster has no room for more jobs of "
@@ -191,6 +199,29 @@ class Sweep:
             jobs = queue_of(entry.before for entry in self.entries) if cluster else jobs
         for entry in submission.look(self.entries, jobs):
             entry.mark(Status.WOULD_QUEUE if cluster else Status.WOULD_RUN)
+
+    def _bound(self) -> Bound:
+        """Return the most that what is submitted now can take."""
+        now = (Status.QUEUED, Status.NO_ROOM, Status.WOULD_QUEUE, Status.WOULD_RUN)
+        ran = (Status.FROZEN, Status.ENDED)
+        return bound_of([(e.config, 1) for e in self.entries if e.status in (*now, *ran)])
+
+    def _print_json(self, cluster: bool, scripts: Sequence[str] | None = None) -> None:
+        """Print what was done, for programs; of a dry run with its scripts."""
+        if not AS_JSON.get():
+            return
+        known, bound = secrets.known(), self._bound()
+        told = [entry.listed(known) | {"metric": entry.metric()} for entry in self.entries]
+        facts = {
+            "dry_run": scripts is not None,
+            "where": "slurm" if cluster else "here",
+            "sweep": None if scripts is not None else str(self.folder),
+            "jobs": bound.jobs,
+            "most_hours": bound.hours,
+            "unit": bound.unit.partition(" ")[0],
+            "runs": told,
+        }
+        print_json(facts | ({} if scripts is None else {"scripts": [*scripts]}))
 
     def _say_they_run(self) -> None:
         """Tell how to look after the jobs."""

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hpctrain.base.files.disk import open_regular
+from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
-from hpctrain.errors import StorageError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.rank_logs import batch_log, rank_logs, telling
 from hpctrain.runs.state.select import add_dir, latest_run
@@ -42,7 +43,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--lines", type=int, default=30, metavar="N", help="number of lines (default: 30)"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args(argv)
+    if options.json and options.follow:
+        raise ConfigError("--json and --follow: a log that goes on is no object; leave one out")
     try:
         return _show(options)
     except OSError as error:
@@ -56,7 +60,9 @@ def _show(options: argparse.Namespace) -> int:
     if options.follow:
         return _follow(path, options)
     ((run, state),) = states_of([path])
-    if state.name in _FAILED and options.rank is None:
+    if options.json:
+        _print_json(run, state, options)
+    elif state.name in _FAILED and options.rank is None:
         _tell_failure(run, state, options.lines)
     else:
         path = _log_file(run, state, options.rank)
@@ -83,6 +89,17 @@ def _tell_failure(run: Facts, state: State, lines: int) -> None:
         _print_end(_log_file(run, state, rank), lines)
     if batch is not None:
         _print_end(batch, lines if rank is None else _OF_BATCH)
+
+
+def _print_json(run: Facts, state: State, options: argparse.Namespace) -> None:
+    """Print why a run has failed, or "", and the end of the log that tells most of it."""
+    rank = telling(run) if state.name in _FAILED and options.rank is None else options.rank
+    file = _log_file(run, state, rank)
+    shown = list[bytes]()
+    _copy(file, _start(file, options.lines), shown.append)
+    lines = b"".join(shown).decode(errors="replace").splitlines()
+    facts = {"run": str(run.path), "state": state.name, "reason": state.reason}
+    print_json(facts | {"rank": rank, "log": str(file), "lines": lines})
 
 
 def _log_file(run: Facts, state: State, rank: int | None) -> Path:

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Table, shortened
 from hpctrain.base.units import duration
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
+from hpctrain.tracking import samples
 from hpctrain.tracking.meta import Uploaded, left_behind
 
 _PROBLEMS = 3
@@ -87,6 +89,13 @@ class Row:
         turns = trained_code.turning_points(self.run.record).items()
         return "; ".join(f"other code from step {step} on: {what}" for step, what in turns)
 
+    @property
+    def waste(self) -> str:
+        """Which of its GPUs do nothing now, as its monitors have told; "" if none."""
+        told = samples.idle(self.run.path).values() if self.state.name == "running" else ()
+        since = [when for when, _ in told if when >= self.run.attempt.started]
+        return offered("waste")(self.run.path, min(since), self.time) if since else ""
+
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""
         return {column.name: column.value(self) for column in _COLUMNS}
@@ -150,6 +159,7 @@ _COLUMNS = (
     _Column("max_steps", lambda row: row.run.progress.max_steps),
     _Column("eta_s", lambda row: row.eta_s, "ETA", lambda row: _time(row.eta_s), 7),
     _Column("upload_problem", lambda row: row.upload_problem),
+    _Column("waste", lambda row: row.waste),
     _Column("changed_code", lambda row: row.changed_code),
     _Column("metric", lambda row: (metric(row.run) or (None,))[0], "metric", _metric, 3),
     _Column("best", _best_value, "best", _best, 8),
@@ -195,7 +205,7 @@ def table(rows: list[Row], where: str, width: int, most: int) -> Group:
 
 def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
-    kinds = ("upload_problem", "changed_code")
+    kinds = ("waste", "upload_problem", "changed_code")
     found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:_PROBLEMS]]
     if len(found) > _PROBLEMS:

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 from omegaconf import OmegaConf
 
-from hpctrain.base.units import GIB
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
-from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU, cures
+from hpctrain.insight.estimates import right_size, site_rules
+from hpctrain.insight.estimates.advice import cures
 from hpctrain.insight.report.account.run_account import RunAccount
 
 _LEAST_S = 60.0  # of allocated time; a shorter run says little about shares of time
-_ROOM = 1.25  # what a request should have above the highest use
 
 
 @dataclass
@@ -109,40 +108,27 @@ def notes(account: RunAccount) -> list[str]:
             "are no ground for advice",
         ]
     seen = _Seen(account, {name: seconds / time["allocated"] for name, seconds in time.items()})
-    requests = "; ".join(_requests(account))
-    return [*found, *seen.of_time(), *seen.of_gpus(), *filter(None, [requests])]
+    said, unused = _requests(account)
+    return [
+        *(*found, *said, *seen.of_time(), *seen.of_gpus()),
+        *filter(None, ["; ".join(unused)]),
+    ]
 
 
 def _known(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def _requests(account: RunAccount) -> Iterator[str]:
-    """Yield what the job asked Slurm for and did not need."""
+def _requests(account: RunAccount) -> tuple[list[str], list[str]]:
+    """Return what the site says of the job, and what it asked Slurm for and did not need."""
     usage, launch = account.usage, account.value("launch", {})
-    if any(span.facts.launcher != "slurm" for span in account.spans):
-        return
-    asked, gpus = launch.get("mem_gb") or 0, int(launch.get("gpus_per_node") or 0)
-    used = _known(usage.peak("system_memory_usage_megabytes", GIB / 1e6))
-    if used < asked / 2:
-        least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * used))
-        if least < asked:
-            yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
-    cores, load = (
-        int(launch.get("cpus_per_task") or 1),
-        _known(usage.mean("cpu_utilization_percentage")),
-    )
-    if load < 50:
-        of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
-        need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))
-        if need < cores:
-            yield f"{load:.0f}% of the cores used: `launch.cpus_per_task={need}`"
     longest = max(span.seconds for span in account.spans) / 60
-    limit = int(launch.get("time_min") or 0)
-    warning = int(launch.get("warn_s") or 0) // 60 + 1  # a job saves so long before its limit
-    needed = max(1, math.ceil(_ROOM * longest)) + warning
-    if account.state.name == "finished" and longest < limit / 2 and needed < limit:
-        yield (
-            f"{longest:.0f} of {limit} minutes used: `launch.time_min={needed}` lets Slurm start "
-            "the job earlier"
-        )
+    minutes = longest if account.state.name == "finished" else None
+    if any(span.facts.launcher != "slurm" for span in account.spans):
+        return [], []
+    try:
+        rules = site_rules.read(account.value("site.rules"))
+    except ConfigError as error:
+        return [str(error)], []
+    said = site_rules.broken(rules, right_size.figures(usage, launch, minutes))
+    return [*said], [*right_size.too_much(usage, launch, minutes)]

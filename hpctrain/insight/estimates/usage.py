@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, median
 
+from hpctrain.base.units import GIB
 from hpctrain.tracking import samples
 
 _GAP = 3.0  # times the usual time between two samples; a longer gap was no measurement
+_TAIL = 8192  # bytes: the samples of about a minute
 _JOULES = 3.6e6  # in a kWh
 
 
@@ -39,12 +41,13 @@ class Usage:
     gpus: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, run_dir: Path) -> Usage:
-        """Read the samples of a run; damaged lines are left out."""
+    def read(cls, run_dir: Path, *, tail: bool = False) -> Usage:
+        """Read the samples of a run, or the last of each node; damaged lines are left out."""
         usage = cls()
         for node, path in samples.files(run_dir).items():
             sensors: dict[str, _Sensor] = defaultdict(_Sensor)
-            for sample in samples.read(path):
+            begin = max(0, path.stat().st_size - _TAIL) if tail else 0
+            for sample in samples.read(path, begin):
                 for name, value in sample.metrics.items():
                     sensors[name].times.append(sample.time)
                     sensors[name].values.append(value)
@@ -90,6 +93,21 @@ class Usage:
             pairs = zip(each.values, each.durations(), strict=True)
             seconds += sum(d for value, d in pairs if value < samples.IDLE_PERCENT)
         return seconds / 3600
+
+    def idle_part(self, share: float = 0.9) -> float | None:
+        """Return the part of the GPUs that were idle in such a share of their samples."""
+        found = [each.values for each in self.of_gpus("utilization_percentage").values()]
+        low = (sum(v < samples.IDLE_PERCENT for v in each) >= share * len(each) for each in found)
+        return sum(low) / len(found) if found else None
+
+    def idle_minutes(self) -> float | None:
+        """Return how long the GPUs of a job that has used none were idle; None if it has."""
+        hours = self.idle_gpu_hours() if self.idle_part() == 1 else None
+        return None if hours is None else 60 * hours / len(self.gpus)
+
+    def host_gib(self) -> float | None:
+        """Return the most memory of a node that the job has used, in GiB."""
+        return self.peak("system_memory_usage_megabytes", GIB / 1e6)
 
     def mean(self, name: str) -> float | None:
         """Return the mean of a sensor over all GPUs or nodes; None where none has it, as below."""

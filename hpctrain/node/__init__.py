@@ -1,0 +1,1 @@
+"""What a person does on the node of a run: a shell, a debugger, a notebook."""

@@ -1,0 +1,102 @@
+"""What is opened on a node: a shell, the training under a debugger, or a notebook."""
+
+import argparse
+import os
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from hpctrain.errors import ConfigError
+
+LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
+_NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
+_PIP = {
+    "debug": "pip install 'hpctrain[debug]'  (or debugpy)",
+    "notebook": "pip install 'hpctrain[notebook]'  (or jupyterlab)",
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One of the three."""
+
+    name: str
+    options: Sequence[str] = ()  # of its program on the node
+
+    @property
+    def trains(self) -> bool:
+        """Whether the ranks of the run are started, each in a task of its own."""
+        return self.name == "debug"
+
+    @property
+    def pty(self) -> bool:
+        """Whether the step has the terminal."""
+        return self.name == "shell"
+
+    def words(self, python: str, run: Path | None) -> list[str]:
+        """Return the command on the node."""
+        if self.name == "shell":
+            return ["bash", "--norc", "-i"]
+        module = {"debug": "hpctrain.node.debugged", "notebook": "hpctrain.node.notebook"}
+        given = [str(run)] if self.trains else []
+        # Python's own modules that are frozen have no lines, of which debugpy warns.
+        quiet = ["-X", "frozen_modules=off"] if self.trains else []
+        return [python, "-u", *quiet, "-m", module[self.name], *given, *self.options]
+
+
+def require(name: str) -> str:
+    """Return the module that a tool needs; one that is missing is a ConfigError with the cure."""
+    modules = {"debug": ("debugpy",), "notebook": _NOTEBOOKS}.get(name, ("",))
+    found = next((module for module in modules if not module or find_spec(module)), None)
+    if found is None:
+        option = {"debug": "--debug", "notebook": "--jupyter"}[name]
+        raise ConfigError(f"{option}: {' or '.join(modules)} is not installed here: {_PIP[name]}")
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose another tool than a shell."""
+    parser.add_argument(
+        "--debug",
+        nargs="?",
+        const="first",
+        choices=("first", "error"),
+        help="train the run from its last checkpoint, and wait for a debugger (debugpy) at its "
+        "first step, or at its error; the line of the tunnel is printed",
+    )
+    parser.add_argument(
+        "--rank",
+        metavar="N|all",
+        help="the rank that waits (default: 0 at the first step, all at an error)",
+    )
+    parser.add_argument(
+        "--jupyter", action="store_true", help="a notebook on the node, as one rank"
+    )
+
+
+def chosen(options: argparse.Namespace) -> Tool:
+    """Return what the options choose."""
+    if options.debug and options.jupyter:
+        raise ConfigError("--debug and --jupyter: give one of them")
+    if options.rank is not None and not options.debug:
+        raise ConfigError(f"--rank {options.rank}: it says which rank waits with --debug")
+    if options.debug:
+        ranks = options.rank or ("0" if options.debug == "first" else "all")
+        if not re.fullmatch(r"all|\d{1,7}", ranks):
+            raise ConfigError(f"--rank {ranks}: the number of a rank, or all")
+        return Tool("debug", [options.debug, ranks])
+    return Tool("notebook" if options.jupyter else "shell")
+
+
+def tunnel(port: int) -> str:
+    """Return the command that brings a port of this node to a machine of one's own.
+
+    The port is open on the node's loopback alone: a debugger asks nobody for a password.
+    """
+    through, node = os.environ.get(LOGIN, ""), socket.gethostname()
+    user = through.partition("@")[0]
+    jump, place = (f"-J {through} ", f"{user}@{node}") if through else ("", node)
+    return f"ssh {jump}-L {port}:localhost:{port} {place}"

@@ -42,6 +42,7 @@ COMMANDS = {
     "bench": "hpctrain.insight.bench.bench",
     "gc": "hpctrain.runs.commands.gc",
     "new": "hpctrain.insight.project.new",
+    "init-site": "hpctrain.insight.site.init_site",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {

@@ -153,7 +153,7 @@ echo 'Balance: 7 SU'
 
 
 def forget() -> None:
-    for cached in ("cluster_config", "_partitions"):
+    for cached in ("cluster_config", "partition_lines"):
         getattr(partition_limit, cached).cache_clear()
 
 

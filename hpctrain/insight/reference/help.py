@@ -69,6 +69,8 @@ Commands
   bench OVERRIDES      measure loader, steps and links
   gc                   list what can be deleted; only --delete deletes it
   new DIR              write a project of your own that trains at once
+  init-site            write conf/site/mine.yaml from what this cluster says;
+                       --check tells what in it no longer fits
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path

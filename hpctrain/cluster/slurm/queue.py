@@ -22,6 +22,7 @@ from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.node_range import listed
+from hpctrain.cluster.slurm.patience import keep, kept, pause, pauses
 from hpctrain.errors import DistributedError, LaunchError
 
 log = logging.getLogger(__name__)
@@ -157,6 +158,8 @@ def queued(users: Iterable[str]) -> Queue:
     """
     named = [*users]  # squeue refuses all if it does not know one
     known = [*filter(_is_known, named)] or named
+    if (last := kept("squeue", frozenset(known))) is not None:
+        return Queue(last)
     command = ("squeue", "--noheader", "--array", f"--user={','.join(known)}")
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
@@ -176,6 +179,7 @@ def queued(users: Iterable[str]) -> Queue:
             f"squeue prints {strange[0].strip()!r}, and was asked for --format={_SQUEUE}: does a "
             "script of this site stand in front of it (type -a squeue)?"
         )
+    keep("squeue", frozenset(known), jobs)
     return jobs
 
 
@@ -185,11 +189,16 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     `sacct` lists pending tasks of an array as one range, not one by one. It is None without an
     accounting database.
     """
-    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
+    asked = frozenset(arrays)
+    if (last := kept("sacct", asked)) is not None:
+        return dict(last)
+    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(asked)}")
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
     if answer is None:
         return None
-    return {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
+    found = {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
+    keep("sacct", asked, found)
+    return found
 
 
 def _place(job: Job) -> tuple[bool, bool, int]:
@@ -231,17 +240,25 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of the scheduler to its end; bytes that are no UTF-8 are replaced.
 
-    It raises an OSError if there is no such command, and TimeoutExpired if it is late.
+    One that the site refuses as one of too many is repeated later. It raises an OSError if there
+    is no such command, and TimeoutExpired if it is late.
     """
-    # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
-    return run(
-        command,
-        encoding="utf-8",
-        errors="replace",
-        timeout=timeout_s,
-        env=clean_environment(),
-        **options,
-    )
+    tries = 0
+    while True:
+        # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
+        done: subprocess.CompletedProcess[str] = run(
+            command,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            env=clean_environment(),
+            **options,
+        )
+        waits = pauses(command, done.stderr) if done.returncode else ()
+        if tries == len(waits):
+            return done
+        pause(waits[tries], f"{command[0]}: {' '.join(done.stderr.split())}")
+        tries += 1
 
 
 def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:

@@ -75,8 +75,8 @@ end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev
 before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
 i=0
 if [[ -n $before ]]; then
-    while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
-        sleep 2
+    while ((i++ < 20)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
+        sleep $((i < 5 ? 2 * i : 20)) # 5 minutes in all: sites limit calls
     done 2>/dev/null
     said=$(squeue --noheader --states=all --format=%T --jobs="$before" 2>/dev/null
         sacct --allocations --parsable2 --format=State --jobs="$before")

@@ -18,13 +18,20 @@ code=0 step="" bad="" ended_by_slurm=""
 # At Slurm's SIGTERM the ranks save and end; this shell must wait for them, and start no others.
 trap 'ended_by_slurm=1' TERM
 
-# A job that scancel ends is neither. The controller may be away for a moment.
-is_running() {
-    local state="" tries=5
-    until state=$(squeue --noheader --jobs="$job" --format=%T); do
-        ((tries-- > 0)) || return 1
-        sleep 2 || true
+# The controller may be away for a moment, and sites limit calls: repeat one that fails, for 30 s.
+patiently() {
+    local pause=1
+    until "$@"; do
+        ((pause <= 16)) || return 1
+        sleep "$pause" || true
+        pause=$((2 * pause))
     done
+}
+
+# A job that scancel ends is neither.
+is_running() {
+    local state
+    state=$(patiently squeue --noheader --jobs="$job" --format=%T) || return 1
     [[ $state == RUNNING || $state == SIGNALING ]]
 }
 
@@ -44,7 +51,7 @@ requeue() {
     scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
     trap '' TERM # the requeue ends this job, and the last command must still run
     echo "job $job is requeued by its batch script" >&2
-    scontrol requeue "$job" || return 0
+    patiently scontrol requeue "$job" || return 0
     [[ -z $bad ]] || scontrol update "JobId=$job" "ExcNodeList=${before:+$before,}$bad" || true
 }
 
@@ -123,7 +130,7 @@ choose_overlap() {
     overlap=--overlap
 }
 
-# Older versions of Slurm do not set it, and an administrator may change the limit of a job.
+# Older versions of Slurm do not set it, and an administrator may change the limit of a running job.
 find_end() {
     local end
     end=$(squeue --noheader --jobs="$job" --format=%e) || true
@@ -136,7 +143,7 @@ ends_for_good() { ! declare -F end_chain >/dev/null || end_chain; }
 run_steps() {
     local answer ours="" overlap="" where="" last before
     export SLURM_JOB_END_TIME
-    find_end
+    [[ -n ${SLURM_JOB_END_TIME:-} ]] || find_end
     choose_nodes || true
     while true; do
         rm -f "$run/hang.json" "$run/requeue" # of an earlier step

@@ -1,0 +1,87 @@
+"""Patience with a scheduler that limits calls: how often watchers ask, and how long a refusal waits.
+
+Sites refuse more than one submission a second, 40 in a burst or 4 calls a minute of one user, and a
+busy controller does not answer in time. A call that was refused for that is repeated, later and
+later; a bar says why the command waits.
+"""
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from hpctrain.base.terminal.console import Console
+
+log = logging.getLogger(__name__)
+
+WATCH_S = 60.0
+"""Seconds after which a watcher asks again: one `squeue`, and one `sacct` for jobs that left it."""
+
+REFUSED_S = (2.0, 4.0, 8.0, 15.0, 30.0, *(60.0,) * 5)
+"""The pauses before a call is repeated that was one of too many."""
+LATE_S = REFUSED_S[:2]
+"""The same for a question that was not answered in time; a busy controller needs no more of them."""
+
+_TOO_MANY = re.compile(
+    r"rate[ -]?limit|throttl|submi\w+ rate|too many (requests|submissions|calls|rpcs)|"
+    r"(requests?|submissions?|calls?|rpcs?|jobs?) (per|a) (second|minute|hour)",
+    re.I,
+)
+_LATE = re.compile(r"timed out", re.I)
+_QUESTIONS = ("squeue", "sacct", "sinfo", "sacctmgr")
+
+
+def pauses(command: tuple[str, ...], said: str) -> tuple[float, ...]:
+    """Return after which pauses a command is repeated that has failed and said this; often none."""
+    if _TOO_MANY.search(said):
+        return REFUSED_S
+    asks = command[0] in _QUESTIONS or (command[0] == "scontrol" and "show" in command)
+    return LATE_S if asks and _LATE.search(said) else ()
+
+
+def pause(seconds: float, why: str) -> None:
+    """Wait; on a terminal a bar shows how long, and elsewhere a line of the log."""
+    if not sys.stderr.isatty() or not seconds:
+        if seconds:
+            log.warning("%s: asking again in %g s", why, seconds)
+        time.sleep(seconds)
+        return
+    columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        waited = bar.add_task(f"{why[:60]}: asking again", total=seconds)
+        while not bar.finished:
+            time.sleep(min(0.2, seconds))
+            bar.advance(waited, min(0.2, seconds))
+
+
+_kept: ContextVar[dict[str, tuple[float, frozenset[str], Any]] | None] = ContextVar(
+    "_kept", default=None
+)
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Within it, the scheduler is asked for the same jobs only every WATCH_S seconds."""
+    token = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(token)
+
+
+def kept(question: str, about: frozenset[str]) -> Any:
+    """Return the last answer of a watcher to a question about these, or more; None if it is old."""
+    when, asked, answer = (_kept.get() or {}).get(question, (0.0, frozenset[str](), None))
+    return answer if about <= asked and time.monotonic() - when < WATCH_S else None
+
+
+def keep(question: str, about: frozenset[str], answer: Any) -> None:
+    """Keep an answer for a watcher; nobody else needs it."""
+    if (answers := _kept.get()) is not None:
+        answers[question] = time.monotonic(), about, answer

@@ -255,7 +255,7 @@ def call(
             **options,
         )
         waits = pauses(command, done.stderr) if done.returncode else ()
-        if tries == len(waits):
+        if tries >= len(waits):
             return done
         pause(waits[tries], f"{command[0]}: {' '.join(done.stderr.split())}")
         tries += 1

@@ -1,4 +1,4 @@
-"""Patience with a scheduler that limits calls: how often watchers ask, and how long a refusal waits.
+"""Patience with a scheduler that limits calls: the rate of watchers, and pauses after a refusal.
 
 Sites refuse more than one submission a second, 40 in a burst or 4 calls a minute of one user, and a
 busy controller does not answer in time. A call that was refused for that is repeated, later and
@@ -26,7 +26,7 @@ WATCH_S = 60.0
 REFUSED_S = (2.0, 4.0, 8.0, 15.0, 30.0, *(60.0,) * 5)
 """The pauses before a call is repeated that was one of too many."""
 LATE_S = REFUSED_S[:2]
-"""The same for a question that was not answered in time; a busy controller needs no more of them."""
+"""The same for a question that was not answered in time; more would not help a busy controller."""
 
 _TOO_MANY = re.compile(
     r"rate[ -]?limit|throttl|submi\w+ rate|too many (requests|submissions|calls|rpcs)|"

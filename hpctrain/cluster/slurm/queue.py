@@ -167,6 +167,8 @@ def queued(users: Iterable[str]) -> Queue:
     of_task: dict[Task, list[Job]] = defaultdict(list)
     for task, *facts, script in rows(answer, _JOB):
         job = Job(*facts)
+        if job.state == "EXPEDITING":  # it waits, before all others (sbatch --requeue=expedite)
+            job = replace(job, state="PENDING")
         # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
         of_task[(script, int(task)) if task.isdigit() else (f"job {job.id}", 0)].append(job)
     jobs = Queue()
@@ -278,12 +280,6 @@ def since_epoch(text: str) -> float | None:
         return datetime.fromisoformat(text).timestamp()
     except ValueError:
         return None
-
-
-def version(answer: str) -> str:
-    """Return the version in the answer of `sinfo --version`, such as `slurm 23.11.4`, or ""."""
-    found = re.search(r"^slurm\S* \d\S*$", answer, re.MULTILINE)
-    return found[0] if found else ""
 
 
 def ask(*command: str, quiet: bool = False) -> str | None:

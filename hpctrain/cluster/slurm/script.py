@@ -50,6 +50,7 @@ checked() {
     local code=$?
     ((code == 0)) && return
     echo "error: $1 failed with exit code $code; the ranks were not started" >&2
+    ! declare -F end_expedited >/dev/null || end_expedited
     exit "$code"
 }"""
 
@@ -86,6 +87,12 @@ if [[ -n $before ]]; then
         exit 1
     fi
 fi"""
+
+
+# A job that Slurm holds waits for a person, and this run has failed for good.
+_EXPEDITED = """
+# Slurm would hold an expedited job that fails, as if it might still come back.
+end_expedited() { ((code == 0)) || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0; }"""
 
 
 _RUN = """
@@ -166,6 +173,11 @@ def sbatch_script(
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
+    expedited = options["requeue"] == "expedite" and command in _IN_STEPS
+    if (
+        not expedited
+    ):  # a function goes on from its beginning, and is no reason to push others aside
+        options["requeue"] = True
     if exclude:
         options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)
     options["output"] = f"{folder}/batch/%A_%a.log"
@@ -173,6 +185,7 @@ def sbatch_script(
     parts = [
         "#!/bin/bash",
         *_directives(options),
+        *([_EXPEDITED] if expedited else []),
         *_setup(job.launch, job.site),
         *_snapshot(job.output_dir, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),

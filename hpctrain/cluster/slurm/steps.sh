@@ -130,20 +130,26 @@ choose_overlap() {
     overlap=--overlap
 }
 
-# Older versions of Slurm do not set it, and an administrator may change the limit of a running job.
+# Older versions of Slurm do not set it, and an administrator may change the limit of a job.
 find_end() {
     local end
     end=$(squeue --noheader --jobs="$job" --format=%e) || true
     if end=$(date --date="${end:-none}" +%s 2>/dev/null); then SLURM_JOB_END_TIME=$end; fi
 }
 
-# The run has ended for good. The script of a chain of jobs defines end_chain.
-ends_for_good() { ! declare -F end_chain >/dev/null || end_chain; }
+# The run has ended for good. The script of a chain of jobs defines end_chain, and that of a job with
+# --requeue=expedite end_expedited.
+ends_for_good() {
+    local each
+    for each in end_chain end_expedited; do
+        ! declare -F "$each" >/dev/null || "$each" || true
+    done
+}
 
 run_steps() {
     local answer ours="" overlap="" where="" last before
     export SLURM_JOB_END_TIME
-    [[ -n ${SLURM_JOB_END_TIME:-} ]] || find_end
+    find_end
     choose_nodes || true
     while true; do
         rm -f "$run/hang.json" "$run/requeue" # of an earlier step

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.terminal.terminal import exact
-from hpctrain.cluster.slurm import sbatch
-from hpctrain.cluster.slurm.queue import ask, version
+from hpctrain.cluster.slurm import release, sbatch
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.insight.site import cluster_facts, misfits, site_file
 from hpctrain.insight.site.choices import GIVEN, Choices, Questions, Seen
@@ -73,7 +72,7 @@ def main(argv: list[str]) -> int:
 def written(seen: Seen, questions: Questions) -> str:
     """Return the text of the file for a cluster."""
     choices = Choices(seen, questions)
-    slurm = version(ask("sinfo", "--version", quiet=True) or "") or "Slurm"
+    slurm = release.words() or "a Slurm that does not tell its version"
     head = [
         f"Written by `python -m hpctrain init-site` on {socket.gethostname()}, with {slurm}. Above "
         "each line stands where it is from. `init-site --check` tells what no longer fits.",

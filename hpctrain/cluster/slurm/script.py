@@ -89,7 +89,7 @@ if [[ -n $before ]]; then
 fi"""
 
 
-# A job that Slurm holds waits for a person, and this run has failed for good.
+# Before the modules, which may fail, too; a plain `code` is that of the ranks or of `checked`.
 _EXPEDITED = """
 # Slurm would hold an expedited job that fails, as if it might still come back.
 end_expedited() { ((code == 0)) || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0; }"""
@@ -174,9 +174,7 @@ def sbatch_script(
     if dependency is not None:
         options["dependency"] = dependency
     expedited = options["requeue"] == "expedite" and command in _IN_STEPS
-    if (
-        not expedited
-    ):  # a function goes on from its beginning, and is no reason to push others aside
+    if not expedited:  # a function begins anew: no reason to be put before all others
         options["requeue"] = True
     if exclude:
         options["exclude"] = joined_hosts(str(options.get("exclude", "")), *exclude)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from hpctrain.base.files.yaml_file import read
-from hpctrain.cluster.slurm import partition_limit
+from hpctrain.cluster.slurm import release
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.site import cluster_facts, init_site, misfits, site_file, surroundings
 from hpctrain.insight.site.choices import Questions, Seen
@@ -28,21 +28,18 @@ class Cluster:
         for name in site.get("net", ["lo", "eth0"]):
             (self.net / name).mkdir(parents=True)
             (self.net / name / "operstate").write_text("up\n")
-        (self.home / ".edf").mkdir(parents=True)
-        for name in site.get("edf", ()):
-            (self.home / ".edf" / f"{name}.toml").touch()
+        self.home.mkdir()
         refused = "".join(
             f"what={shlex.quote(what)}\n"
             f"[[ $* =~ $what ]] && {{ echo {shlex.quote(f'sbatch: error: {words}')} >&2; exit 1; }}\n"
             for what, words in site.get("refuses", {}).items()
         )
         answers = {
-            "sinfo": f"[[ $1 == --version ]] && echo slurm 25.05.1 || {self._said(site['sinfo'])}",
-            "scontrol": f"[[ $* == *partition* ]] && {self._said(self._partitions())} || "
+            "sinfo": self._said([*map(self._kind, site["sinfo"])]),
+            "scontrol": "[[ $1 == --version ]] && echo slurm 25.05.1 || "
             f"echo NodeName=n1 {site.get('node', '')}",
             "sacctmgr": self._said(site["accounts"]) if site["accounts"] else "exit 1",
             "sbatch": f"{refused}exit 0",
-            "srun": "echo --environment" if site.get("edf") else "echo none",
         }
         for name, text in answers.items():
             program = folder / "bin" / name
@@ -52,24 +49,21 @@ class Cluster:
         monkeypatch.setenv("PATH", f"{folder}/bin:{os.environ['PATH']}")
         for name in ("LOADEDMODULES", "LMOD_CMD", "LMOD_SYSTEM_DEFAULT_MODULES"):
             monkeypatch.delenv(name, raising=False)
-        partition_limit.partition_lines.cache_clear()
+        release.words.cache_clear()
 
     def _said(self, lines: list[str]) -> str:
         return f"printf '%s\\n' {shlex.join(lines)}"
 
-    def _partitions(self) -> list[str]:
-        names = dict.fromkeys(line.partition("|")[0] for line in self.site["sinfo"])
-        return [
-            f"PartitionName={name} AllowAccounts={self.site.get('only', {}).get(name, 'ALL')} "
-            f"Default={'YES' if name == self.site.get('default') else 'NO'} MaxTime=1-00:00:00 "
-            f"OverSubscribe={'EXCLUSIVE' if name in self.site.get('whole', ()) else 'NO'}"
-            for name in names
-        ]
+    def _kind(self, line: str) -> str:
+        """Return a line of sinfo with the mark of the default, the time limit and whole nodes."""
+        name, state, rest = line.split("|", 2)
+        mark = "*" * (name == self.site.get("default"))
+        whole = "EXCLUSIVE" if name in self.site.get("whole", ()) else "NO"
+        return f"{name}{mark}|{state}|1-00:00:00|{whole}|{rest}"
 
     def seen(self) -> Seen:
         return Seen(
             cluster_facts.kinds(),
-            cluster_facts.partitions(),
             cluster_facts.associations(),
             self.home,
             self.site.get("env", {}),
@@ -143,9 +137,8 @@ def test_a_site_that_takes_all_is_asked_once(
     """Sites limit calls: what we would write is tried as a whole first."""
     cluster = Cluster(SITES["daint"], tmp_path, monkeypatch)
     cluster.written()
-    calls = [line.split()[0] for line in cluster.calls.read_text().splitlines()]
-    assert calls.count("sbatch") == 1
-    assert len([each for each in calls if each != "srun"]) <= 7
+    calls = sorted(line.split()[0] for line in cluster.calls.read_text().splitlines())
+    assert calls == ["sacctmgr", "sbatch", "scontrol", "scontrol", "sinfo"]
 
 
 ODD: dict[str, tuple[dict[str, Any], str, str]] = {
@@ -156,7 +149,11 @@ ODD: dict[str, tuple[dict[str, Any], str, str]] = {
         "sinfo: no node has GPUs",
     ),
     "no default": ({"default": None}, "partition: normal", "this is the largest"),
-    "closed to me": ({"only": {"normal": "other"}}, "partition: debug", "there is no other"),
+    "closed": (
+        {"sinfo": ["normal|drain|2|64|1|gpu:4||c1", "debug|up|2|64|1|gpu:4||c2"]},
+        "partition: debug",
+        "there is no other",
+    ),
     "no answer": (
         {"refuses": {"--": "Unable to contact slurm controller"}},
         "gpu_option: gpus-per-node",
@@ -190,12 +187,15 @@ def test_odd_clusters(
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("partition: old", "there is no partition, but normal, debug, xfer"),
-        ("account: left", "there is no account of yours, but g1234"),
-        ("qos: high", "there is no QOS of yours, but normal"),
-        ("constraint: gpu&hbm", "there is no feature hbm, but gpu"),
-        ("gpu_type: v100", "there is no type of GPU, but none at all"),
-        ("env: {NCCL_SOCKET_IFNAME: ib0}", "there is no such interface on this host, but hsn0"),
+        ("partition: old", "site.partition: there is no old for you, but normal, debug, xfer"),
+        ("account: left", "site.account: there is no left for you, but g1234"),
+        ("qos: high", "site.qos: there is no high for you, but normal"),
+        ("constraint: gpu&hbm", "site.constraint: there is no hbm for you, but gpu"),
+        ("gpu_type: v100", "site.gpu_type: there is no v100 for you, but none"),
+        (
+            "env: {NCCL_SOCKET_IFNAME: ib0}",
+            "site.env.NCCL_SOCKET_IFNAME: this host has no ib0, but hsn0",
+        ),
         ("modules: [purge, cuda/9]", "site.modules: cuda/9: `module avail` does not list it"),
         ("memory_option: mem-per-cpu", "sbatch --test-only refuses a job of this site: sbatch: "),
     ],

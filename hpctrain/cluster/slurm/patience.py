@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -60,28 +59,17 @@ def pause(seconds: float, why: str) -> None:
             bar.advance(waited, min(0.2, seconds))
 
 
-_kept: ContextVar[dict[str, tuple[float, frozenset[str], Any]] | None] = ContextVar(
-    "_kept", default=None
+answers: ContextVar[dict[tuple[str, ...], tuple[float, str]] | None] = ContextVar(
+    "answers", default=None
 )
+"""The last answers that a watcher has got, and when; nobody else has them."""
 
 
 @contextmanager
 def watching() -> Iterator[None]:
-    """Within it, the scheduler is asked for the same jobs only every WATCH_S seconds."""
-    token = _kept.set({})
+    """Within it, a question is asked again only after WATCH_S seconds."""
+    token = answers.set({})
     try:
         yield
     finally:
-        _kept.reset(token)
-
-
-def kept(question: str, about: frozenset[str]) -> Any:
-    """Return the last answer of a watcher to a question about these, or more; None if it is old."""
-    when, asked, answer = (_kept.get() or {}).get(question, (0.0, frozenset[str](), None))
-    return answer if about <= asked and time.monotonic() - when < WATCH_S else None
-
-
-def keep(question: str, about: frozenset[str], answer: Any) -> None:
-    """Keep an answer for a watcher; nobody else needs it."""
-    if (answers := _kept.get()) is not None:
-        answers[question] = time.monotonic(), about, answer
+        answers.reset(token)

@@ -6,10 +6,12 @@ And a reinstalled cluster can use the same job ids again, but the paths are diff
 """
 
 import logging
+import math
 import os
 import pwd
 import re
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,9 +22,9 @@ from typing import Any
 from hpctrain.base.forks import run
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.slurm import patience
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.node_range import listed
-from hpctrain.cluster.slurm.patience import keep, kept, pause, pauses
 from hpctrain.errors import DistributedError, LaunchError
 
 log = logging.getLogger(__name__)
@@ -158,8 +160,6 @@ def queued(users: Iterable[str]) -> Queue:
     """
     named = [*users]  # squeue refuses all if it does not know one
     known = [*filter(_is_known, named)] or named
-    if (last := kept("squeue", frozenset(known))) is not None:
-        return Queue(last)
     command = ("squeue", "--noheader", "--array", f"--user={','.join(known)}")
     answer = ask(*command, f"--format={_SQUEUE}")
     if answer is None:
@@ -181,7 +181,6 @@ def queued(users: Iterable[str]) -> Queue:
             f"squeue prints {strange[0].strip()!r}, and was asked for --format={_SQUEUE}: does a "
             "script of this site stand in front of it (type -a squeue)?"
         )
-    keep("squeue", frozenset(known), jobs)
     return jobs
 
 
@@ -191,16 +190,12 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     `sacct` lists pending tasks of an array as one range, not one by one. It is None without an
     accounting database.
     """
-    asked = frozenset(arrays)
-    if (last := kept("sacct", asked)) is not None:
-        return dict(last)
-    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(asked)}")
+    asked = ",".join(sorted(arrays))
+    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={asked}")
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
     if answer is None:
         return None
-    found = {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
-    keep("sacct", asked, found)
-    return found
+    return {job: Ended(*facts) for job, *facts in rows(answer, _ENDED)}
 
 
 def _place(job: Job) -> tuple[bool, bool, int]:
@@ -256,10 +251,10 @@ def call(
             env=clean_environment(),
             **options,
         )
-        waits = pauses(command, done.stderr) if done.returncode else ()
+        waits = patience.pauses(command, done.stderr) if done.returncode else ()
         if tries >= len(waits):
             return done
-        pause(waits[tries], f"{command[0]}: {' '.join(done.stderr.split())}")
+        patience.pause(waits[tries], f"{command[0]}: {' '.join(done.stderr.split())}")
         tries += 1
 
 
@@ -285,8 +280,13 @@ def since_epoch(text: str) -> float | None:
 def ask(*command: str, quiet: bool = False) -> str | None:
     """Run a command of the scheduler and return its output; None if it fails.
 
-    The reason of a failure is logged as an error, or with `quiet` as a debug message.
+    The reason of a failure is logged as an error, or with `quiet` as a debug message. A watcher
+    gets its last answer while that is young (`patience.watching`).
     """
+    kept = patience.answers.get() or {}
+    when, answer = kept.get(command, (-math.inf, ""))
+    if time.monotonic() - when < patience.WATCH_S:
+        return answer
     try:
         done = call(*command)
         done.check_returncode()
@@ -295,6 +295,8 @@ def ask(*command: str, quiet: bool = False) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         message = str(error)
     else:
+        if (answers := patience.answers.get()) is not None:
+            answers[command] = time.monotonic(), done.stdout
         return done.stdout
     log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), message)
     return None

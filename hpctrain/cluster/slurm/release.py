@@ -11,8 +11,7 @@ from hpctrain.cluster.slurm.partition_limit import cluster_config, value_of
 from hpctrain.cluster.slurm.queue import ask
 from hpctrain.errors import ConfigError
 
-_SINCE = {"mem-update": (26, 5), "stepmgr": (24, 5)}
-_EXPEDITE = (25, 11)
+_SINCE = {"mem-update": (26, 5), "requeue": (25, 11), "stepmgr": (24, 5)}
 
 
 @functools.cache
@@ -29,24 +28,17 @@ def is_before(release: tuple[int, int]) -> bool:
 
 
 def check_option(key: str, option: str, value: Any) -> None:
-    """Raise a ConfigError if this Slurm is too old for an option of sbatch."""
-    if option in _SINCE and is_before(_SINCE[option]):
-        raise ConfigError(f"{key}={value}: {_needs(option, _SINCE[option])}")
-
-
-def check_requeue(key: str, value: Any) -> None:
-    """Check a value of sbatch's --requeue, of which newer Slurms know one."""
-    if value != "expedite":
+    """Raise a ConfigError if this Slurm or this cluster does not know an option of sbatch."""
+    if option == "requeue" and value != "expedite":
         raise ConfigError(f"{key}={value}: expedite, or nothing: the script sets --requeue itself")
-    if is_before(_EXPEDITE):
-        raise ConfigError(f"{key}={value}: {_needs('--requeue=expedite', _EXPEDITE)}")
-    settings = cluster_config()
+    if is_before(needed := _SINCE.get(option, (0, 0))):
+        raise ConfigError(
+            f"{key}={value}: it needs Slurm {needed[0]}.{needed[1]:02} or newer, and this is "
+            f"{words()}; leave it out"
+        )
+    settings = cluster_config() if option == "requeue" else None
     if settings and "enable_expedited_requeue" not in value_of(settings, "SlurmctldParameters"):
         raise ConfigError(
             f"{key}={value}: this cluster does not allow it (SlurmctldParameters of `scontrol show "
             "config` lacks enable_expedited_requeue); leave it out"
         )
-
-
-def _needs(what: str, release: tuple[int, int]) -> str:
-    return f"{what} needs Slurm {release[0]}.{release[1]:02} or newer, and this is {words()}"

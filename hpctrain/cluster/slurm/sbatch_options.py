@@ -55,7 +55,6 @@ def sbatch_options(
             continue
         release.check_option(key, option, value)
         if option == "requeue":
-            release.check_requeue(key, value)
             options[option] = value
             continue
         if option in ("gpu-bind", "tres-bind", "tres-per-task") and value != "none":

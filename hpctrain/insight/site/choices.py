@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from hpctrain.errors import ConfigError
 from hpctrain.insight.site import surroundings
-from hpctrain.insight.site.cluster_facts import Association, NodeKind, Partition, usable_cpus
+from hpctrain.insight.site.cluster_facts import Association, NodeKind, usable_cpus
 from hpctrain.insight.site.trials import Trials
 
 GIVEN = ("account", "partition", "qos", "constraint", "gpu")
@@ -59,7 +59,6 @@ class Seen:
     """Everything that was read."""
 
     kinds: Sequence[NodeKind]
-    partitions: Mapping[str, Partition]
     associations: Sequence[Association] | None
     home: Path
     env: Mapping[str, str] = field(default_factory=dict)
@@ -77,18 +76,17 @@ class Choices:
         mine = [each for each in self.kinds if each.partition == self.partition]
         self.kind = max(mine or self.kinds, key=lambda each: (each.gpu_count, each.nodes))
         self.qos, qos_why = self._qos()
-        self.constraint, constraint_why = self._constraint()
+        self.constraint = questions.given.get("constraint")
         self.trials = self._try()
         if "partition" in self.trials.problem.lower() and "partition" not in questions.given:
             left, self.partition = self.partition, None
-            self.constraint, constraint_why = self._constraint()
             self.trials = self._try()
             partition_why = f"sbatch refuses {left}: the site chooses it by the other keys"
         self.lines = [
             Line("partition", self.partition, partition_why),
             Line("account", self.account, account_why),
             Line("qos", self.qos, qos_why),
-            Line("constraint", self.constraint, constraint_why),
+            Line("constraint", self.constraint, self._features()),
             *self._of_trials(gpu_why),
             *self._of_host(),
         ]
@@ -96,7 +94,7 @@ class Choices:
     def shape(self) -> str:
         """Return the keys of `launch` for a whole node."""
         kind, ranks = self.kind, max(1, self.kind.gpu_count)
-        cpus = usable_cpus(kind) // (kind.threads if self.trials.hint else 1)
+        cpus = usable_cpus(kind) // kind.threads
         return (
             f"launch.tasks_per_node={ranks} launch.gpus_per_node={kind.gpu_count} "
             f"launch.cpus_per_task={max(1, cpus // ranks)}"
@@ -104,30 +102,22 @@ class Choices:
 
     def notes(self) -> Iterator[str]:
         """Yield what belongs to no key of `site`."""
-        chosen = self._seen.partitions.get(self.partition or "")
-        if chosen and not math.isinf(chosen.max_min):
-            yield f"launch.time_min is at most {chosen.max_min:g} in {chosen.name} (scontrol)"
-        if chosen and chosen.is_whole:
-            yield f"jobs of {chosen.name} get whole nodes (OverSubscribe=EXCLUSIVE)"
-        for gres in self.kind.other_gres:
-            yield f"nodes have {gres}, too (sinfo): sbatch: {{gres: {gres.split(':')[0]}:…}}"
-        if self.kind.features and not self.constraint:
-            yield f"features of these nodes: {', '.join(sorted(self.kind.features))} (sinfo)"
-        if modules := surroundings.available_modules():
-            useful = ", ".join(surroundings.useful(modules)) or "none that a training needs"
-            yield f"modules here: {useful} (module avail)"
-        yield from surroundings.container_notes(self._seen.home)[1]
+        if not math.isinf(self.kind.most_min):
+            yield f"launch.time_min is at most {self.kind.most_min:g} (sinfo)"
+        if self.kind.is_whole:
+            yield "jobs get whole nodes (sinfo: EXCLUSIVE)"
+        if self.kind.threads > 1:
+            yield f"a core has {self.kind.threads} threads: sbatch: {{hint: nomultithread}} (sinfo)"
         for each in surroundings.folders(self._seen.home, self._seen.env):
             yield f"output_dir and data.path could be in {each}"
         yield f"{_UNKNOWN}what `setup` lines and arguments of srun it takes: see the site's page"
 
     def _account(self) -> tuple[str | None, str]:
-        if self._seen.associations is None:
-            found, why = self._questions.choose("account", [], None)
-            return found, f"{why}; sacctmgr does not answer"
-        names = [*dict.fromkeys(each.account for each in self._seen.associations)]
+        mine = self._seen.associations
+        names = [*dict.fromkeys(each.account for each in mine or ())]
         found, why = self._questions.choose("account", names, None)
-        return found, f"sacctmgr: {why}" if names else f"sacctmgr lists none for you; {why}"
+        said = "does not answer" if mine is None else f"lists {len(names) or 'none'} for you"
+        return found, f"sacctmgr {said}: {why}"
 
     def _gpus(self) -> tuple[list[NodeKind], str | None, str]:
         """Return the nodes that a training may use, and the type of GPU that was asked for."""
@@ -145,24 +135,19 @@ class Choices:
         return fitting, found, f"sinfo: {why}"
 
     def _may_use(self, kind: NodeKind) -> bool:
-        limits = self._seen.partitions.get(kind.partition)
-        allowed = limits.accounts if limits else None
         feature = self._questions.given.get("constraint", "")
-        fits = not re.fullmatch(r"\w+", feature) or feature in kind.features
-        return kind.is_open and fits and (allowed is None or self.account in (None, *allowed))
+        return kind.is_open and (not re.fullmatch(r"\w+", feature) or feature in kind.features)
 
     def _partition(self) -> tuple[str | None, str]:
         names = [*dict.fromkeys(kind.partition for kind in self.kinds)]
         size: dict[str, int] = {}
         for kind in self.kinds:
             size[kind.partition] = size.get(kind.partition, 0) + kind.nodes * max(1, kind.gpu_count)
-        default = [
-            name for name in names if (p := self._seen.partitions.get(name)) and p.is_default
-        ]
+        default = [kind.partition for kind in self.kinds if kind.is_default]
         usual = default[0] if default else max(names, key=lambda name: size[name])
         found, why = self._questions.choose("partition", names, usual)
-        kind = "the default" if default else "the largest"
-        return found, f"sinfo: {why}{f'; this is {kind}' if why.startswith(_UNKNOWN) else ''}"
+        picked = "the default" if default else "the largest"
+        return found, f"sinfo: {why}{f'; this is {picked}' if why.startswith(_UNKNOWN) else ''}"
 
     def _qos(self) -> tuple[str | None, str]:
         mine = [
@@ -178,26 +163,14 @@ class Choices:
         found, why = self._questions.choose("qos", names, None)
         return found, f"sacctmgr: {why}"
 
-    def _constraint(self) -> tuple[str | None, str]:
-        """Return the feature that tells the nodes that were chosen from others of the partition."""
-        if "constraint" in self._questions.given:
-            return self._questions.given["constraint"], "you have said so"
-        there = [k for k in self._seen.kinds if self.partition in (None, k.partition)]
-        wanted = [kind for kind in self.kinds if kind in there]
-        others = [kind for kind in there if kind not in wanted]
-        if not others:
-            return None, "sinfo: all nodes of the partition fit"
-        own = frozenset.intersection(*(kind.features for kind in wanted))
-        own -= {feature for kind in others for feature in kind.features}
-        if not own:
-            return None, f"{_UNKNOWN}no feature tells these nodes from others (sinfo)"
-        named = [each for each in (self.gpu, "gpu") if each in own]
-        return (named or sorted(own, key=len))[0], "sinfo: the nodes that were chosen have it alone"
+    def _features(self) -> str:
+        who = "you have said so" if self.constraint else f"{_UNKNOWN}which of them you need"
+        return f"sinfo: these nodes have {', '.join(sorted(self.kind.features)) or 'none'}; {who}"
 
     def _try(self) -> Trials:
         named = {key: getattr(self, key) for key in ("account", "partition", "qos", "constraint")}
         base = {key: value for key, value in named.items() if value} | {"time": "1", "nodes": "1"}
-        return Trials(base, self.gpu, self.kind.gpu_count > 0, self.kind.threads > 1)
+        return Trials(base, self.gpu, self.kind.gpu_count > 0)
 
     def _of_trials(self, gpu_why: str) -> Iterator[Line]:
         trials, said = self.trials, "sbatch --test-only takes it"
@@ -207,8 +180,7 @@ class Choices:
             said = f"{_UNKNOWN}sbatch --test-only refuses any job ({trials.problem})"
         option, why = trials.gpu_option, said
         if option == "none":
-            chosen = self._seen.partitions.get(self.partition or "")
-            option = "srun" if chosen and chosen.is_whole else "none"
+            option = "srun" if self.kind.is_whole else "none"
             why = "sbatch --test-only takes no option for GPUs"
         if self.kind.gpus:
             yield Line("gpu_option", option, why)
@@ -218,9 +190,6 @@ class Choices:
         if self.gpu or gpu_why:
             yield Line("gpu_type", kind, f"{gpu_why or f'sinfo: {self.gpu}'}{no_need}")
         yield Line("memory_option", trials.memory_option, said)
-        if trials.hint:
-            why = f"sinfo: a core has {self.kind.threads} threads, and a rank wants cores"
-            yield Line("sbatch", {"hint": "nomultithread"}, why)
 
     def _of_host(self) -> Iterator[Line]:
         modules, why = surroundings.chosen_modules(self._seen.env)
@@ -229,8 +198,3 @@ class Choices:
         if fast:
             why = "/sys/class/net of this host; NCCL would not choose it. `doctor --nodes 1` looks"
             yield Line("env", {"NCCL_SOCKET_IFNAME": ",".join(fast)}, f"{why} at a node")
-        environments, _ = surroundings.container_notes(self._seen.home)
-        if environments:
-            container = {"runtime": "pyxis", "args": [f"--environment={environments[0]}"]}
-            why = f"srun --help has --environment; ~/.edf has {', '.join(environments)}"
-            yield Line("container", container, why)

@@ -43,13 +43,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if not sbatch.available():
         raise LaunchError("init-site: no sbatch on the PATH; run it on a login node of the cluster")
-    seen = Seen(
-        cluster_facts.kinds(),
-        cluster_facts.partitions(),
-        cluster_facts.associations(),
-        Path.home(),
-        os.environ,
-    )
+    seen = Seen(cluster_facts.kinds(), cluster_facts.associations(), Path.home(), os.environ)
     if asked.check:
         return _check(asked.out, seen)
     if asked.out.exists():

@@ -1,8 +1,7 @@
-"""What this host tells beside Slurm: modules, network interfaces, containers, folders for runs."""
+"""What this host tells beside Slurm: modules, network interfaces, folders for runs."""
 
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,10 +13,8 @@ from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.forks import run
 
 NET = Path("/sys/class/net")
-_USEFUL = re.compile(r"(?i)(?:.*/)?(cuda|nccl|rocm|apptainer|singularity|pytorch|aws-ofi)[^/]*/?.*")
 # The variables in which sites name the folders of a user.
 _FOLDERS = ("SCRATCH", "PSCRATCH", "CSCRATCH", "WORK", "PROJECT", "SCRATCHDIR", "WORKDIR", "DATA")
-_MOST = 8  # modules that are named
 
 
 def chosen_modules(env: Mapping[str, str] = os.environ) -> tuple[list[str], str]:
@@ -47,34 +44,10 @@ def available_modules() -> list[str] | None:
     return [each for each in words if re.fullmatch(r"[\w.+/@-]+", each) and each[0] != "/"]
 
 
-def useful(modules: list[str]) -> list[str]:
-    """Return those of the modules that a training may need, the newest of each first."""
-    found = [each for each in modules if _USEFUL.fullmatch(each) and not each.endswith("/")]
-    return sorted(found, reverse=True)[:_MOST]
-
-
 def interfaces(net: Path = NET) -> list[str]:
     """Return the network interfaces of this host that are up."""
     names = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
     return [each for each in names if text_of(net / each / "operstate").strip() != "down"]
-
-
-def container_notes(home: Path) -> tuple[list[str], list[str]]:
-    """Return the files that describe environments for srun (CSCS), and what else could be used."""
-    notes = [
-        f"{name} is here: site.container.runtime={name} and .image=FILE.sif"
-        for name in ("apptainer", "singularity")
-        if shutil.which(name)
-    ]
-    try:
-        said = run(["srun", "--help"], encoding="utf-8", errors="replace", timeout=20).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        said = ""
-    if "--container-image" in said:
-        notes.append("srun has pyxis: site.container.runtime=pyxis and .image=NAME")
-    if "--environment" not in said:
-        return [], notes
-    return sorted(path.stem for path in (home / ".edf").glob("*.toml")), notes
 
 
 def folders(home: Path, env: Mapping[str, str] = os.environ) -> Iterator[str]:

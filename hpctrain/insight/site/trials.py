@@ -39,20 +39,18 @@ class Trials:
         answers: Whether sbatch has answered at all.
     """
 
-    def __init__(self, base: Options, gpu_type: str | None, has_gpus: bool, hint: bool) -> None:
+    def __init__(self, base: Options, gpu_type: str | None, has_gpus: bool) -> None:
         self._base, self._type, self._gpus = base, gpu_type, has_gpus
         self.problem, self.answers = "", True
         self.gpu_option, self.gpu_needs_type, self.memory_option = "gpus-per-node", False, "mem"
-        self.hint = hint
-        hints = {"hint": "nomultithread"} if hint else {}
         usual = {"gpus-per-node": "1"} if has_gpus else {}
-        whole = refusal({**base, **usual, "mem": "1000M", **hints})
+        whole = refusal({**base, **usual, "mem": "1000M"})
         if whole is None:
             self.answers = False
         elif whole:
-            self._one_by_one(hints)
+            self._one_by_one()
 
-    def _one_by_one(self, hints: Options) -> None:
+    def _one_by_one(self) -> None:
         self.problem = refusal(self._base) or ""
         asked: Options = {}
         if self._gpus:
@@ -67,7 +65,6 @@ class Trials:
         names = ["mem", "mem-per-cpu", "mem-per-gpu"] if asked else ["mem", "mem-per-cpu"]
         memory = self._first(asked, ({name: "1000M"} for name in names))
         self.memory_option = next(iter(memory), "none")
-        self.hint = bool(hints) and not refusal({**self._base, **asked, **hints})
 
     def _gpu_forms(self) -> Iterator[Options]:
         for kind in [None, self._type] if self._type else [None]:

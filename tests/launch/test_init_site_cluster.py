@@ -88,7 +88,7 @@ SHAPES: dict[str, tuple[list[str], tuple[tuple[str, ...], ...], list[str], list[
         ACCOUNTS,
         ["account=physics", "qos=long"],
         [
-            "# sacctmgr: you have said so\naccount: physics\n",
+            "# sacctmgr lists 2 for you: you have said so\naccount: physics\n",
             "# sacctmgr: you have said so\nqos: long\n",
         ],
     ),

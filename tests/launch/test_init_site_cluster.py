@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from hpctrain.insight.site import site_file
 from tests import cluster
@@ -40,59 +41,9 @@ def test_the_written_file_trains(train: Train, tmp_path: Path) -> None:
     assert "site.partition: there is no gone for you, but batch, preemptible" in done.stdout
 
 
-NODES = "NodeName=node[1-2] NodeAddr={net}.[11-12] RealMemory=16000 State=UNKNOWN "
-ACCOUNTS = (
-    ("sacctmgr", "--immediate", "add", "account", "physics"),
-    ("sacctmgr", "--immediate", "add", "qos", "long"),
-    ("sacctmgr", "--immediate", "add", "user", "root", "account=physics", "qos=long,normal"),
+SHAPES: dict[str, dict[str, list[str]]] = yaml.safe_load(
+    Path(__file__).with_name("shapes.yaml").read_text()
 )
-# The lines of slurm.conf, what is changed later, what is known, and what the file says.
-SHAPES: dict[str, tuple[list[str], tuple[tuple[str, ...], ...], list[str], list[str]]] = {
-    "whole nodes": (
-        ["PartitionName=gpu Default=YES Nodes=ALL OverSubscribe=EXCLUSIVE MaxTime=120"],
-        (),
-        [],
-        [
-            "# sinfo: there is no other\npartition: gpu\n",
-            "# launch.time_min is at most 120 (sinfo)\n",
-            "# jobs get whole nodes (sinfo: EXCLUSIVE)\n",
-        ],
-    ),
-    "threads and features": (
-        [NODES + "Sockets=1 CoresPerSocket=8 ThreadsPerCore=2 Gres=gpu:2,shard:8 Feature=a100,hbm"],
-        (),
-        [],
-        [
-            "# launch.tasks_per_node=2 launch.gpus_per_node=2 launch.cpus_per_task=4\n",
-            "# a core has 2 threads: sbatch: {hint: nomultithread} (sinfo)\n",
-            "# sinfo: these nodes have a100, hbm; not known: which of them you need\n",
-        ],
-    ),
-    "no GPUs": (
-        [NODES + "CPUs=8", "PartitionName=cpu Nodes=ALL"],
-        (),
-        [],
-        [
-            "# launch.tasks_per_node=1 launch.gpus_per_node=0 launch.cpus_per_task=8\n",
-            "# sinfo: no node has GPUs\ngpu_type: null\n",
-        ],
-    ),
-    "a closed partition": (
-        [],
-        (("scontrol", "update", "PartitionName=batch", "State=DOWN"),),
-        [],
-        ["# sinfo: there is no other\npartition: preemptible\n"],
-    ),
-    "accounts and QOS": (
-        ["AccountingStorageEnforce=associations,qos"],
-        ACCOUNTS,
-        ["account=physics", "qos=long"],
-        [
-            "# sacctmgr lists 2 for you: you have said so\naccount: physics\n",
-            "# sacctmgr: you have said so\nqos: long\n",
-        ],
-    ),
-}
 
 
 @pytest.fixture
@@ -116,11 +67,11 @@ def shaped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], No
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_shape(shape: str, shaped: Callable[[list[str]], None], tmp_path: Path) -> None:
-    lines, accounting, given, said = SHAPES[shape]
-    shaped(lines)
-    for command in accounting:
-        cluster.slurm(*command)
-    done = run_module("hpctrain", "init-site", *given, cwd=tmp_path)
-    assert [text for text in said if text not in done.stdout] == []
+    wanted = SHAPES[shape]
+    shaped(wanted.get("set", []))
+    for command in wanted.get("then", []):
+        cluster.slurm(*command.split())
+    done = run_module("hpctrain", "init-site", *wanted.get("given", []), cwd=tmp_path)
+    assert [text for text in wanted["says"] if text not in done.stdout] == []
     done = run_module("hpctrain", "init-site", "--check", cwd=tmp_path)
     assert "all that could be checked fits" in done.stdout

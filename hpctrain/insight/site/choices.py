@@ -186,7 +186,7 @@ class Choices:
             yield Line("gpu_option", option, why)
         needed = trials.gpu_needs_type or len(self.kind.gpus) > 1
         kind = self.gpu if needed else None
-        no_need = "" if needed else "; a request needs no type"
+        no_need = "; a request needs no type" if self.gpu and not needed else ""
         if self.gpu or gpu_why:
             yield Line("gpu_type", kind, f"{gpu_why or f'sinfo: {self.gpu}'}{no_need}")
         yield Line("memory_option", trials.memory_option, said)

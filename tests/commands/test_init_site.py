@@ -13,7 +13,7 @@ from hpctrain.base.files.yaml_file import read
 from hpctrain.cluster.slurm import release
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.site import cluster_facts, init_site, misfits, site_file, surroundings
-from hpctrain.insight.site.choices import Questions, Seen
+from hpctrain.insight.site.choices import Questions, SiteFacts
 from tests.conftest import ROOT
 
 SITES, ODD = (
@@ -64,8 +64,8 @@ class Cluster:
         whole = "EXCLUSIVE" if name in self.site.get("whole", ()) else "NO"
         return f"{name}{mark}|{state}|1-00:00:00|{whole}|{rest}"
 
-    def seen(self) -> Seen:
-        return Seen(
+    def seen(self) -> SiteFacts:
+        return SiteFacts(
             cluster_facts.kinds(),
             cluster_facts.associations(),
             self.home,

@@ -24,7 +24,7 @@ WATCH_S = 60.0
 
 REFUSED_S = (2.0, 4.0, 8.0, 15.0, 30.0, *(60.0,) * 5)
 """The pauses before a call is repeated that was one of too many."""
-LATE_S = REFUSED_S[:2]
+_LATE_S = REFUSED_S[:2]
 """The same for a question that was not answered in time; more would not help a busy controller."""
 
 _TOO_MANY = re.compile(
@@ -41,7 +41,7 @@ def pauses(command: tuple[str, ...], said: str) -> tuple[float, ...]:
     if _TOO_MANY.search(said):
         return REFUSED_S
     asks = command[0] in _QUESTIONS or (command[0] == "scontrol" and "show" in command)
-    return LATE_S if asks and _LATE.search(said) else ()
+    return _LATE_S if asks and _LATE.search(said) else ()
 
 
 def pause(seconds: float, why: str) -> None:

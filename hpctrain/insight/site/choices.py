@@ -1,6 +1,6 @@
 """From what was read to the lines of a site file: a value for each key, and why it is this one.
 
-    Seen (NodeKind, Partition, Association, …) + Questions ── lines_of ── Line, Line, …
+    SiteFacts (NodeKind, Partition, Association, …) + Questions ── lines_of ── Line, Line, …
 
 What cannot be read is given on the command line, or asked where a person sits at a terminal, or
 left to Slurm; the line says which of them it was.
@@ -55,7 +55,7 @@ class Questions:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SiteFacts:
     """Everything that was read."""
 
     kinds: Sequence[NodeKind]
@@ -68,7 +68,7 @@ class Seen:
 class Choices:
     """The choices for one cluster, in their order: each depends on those before."""
 
-    def __init__(self, seen: Seen, questions: Questions) -> None:
+    def __init__(self, seen: SiteFacts, questions: Questions) -> None:
         self._seen, self._questions = seen, questions
         self.account, account_why = self._account()
         self.kinds, self.gpu, gpu_why = self._gpus()

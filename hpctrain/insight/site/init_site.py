@@ -14,7 +14,7 @@ from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.slurm import release, sbatch
 from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.insight.site import cluster_facts, misfits, site_file
-from hpctrain.insight.site.choices import GIVEN, Choices, Questions, Seen
+from hpctrain.insight.site.choices import GIVEN, Choices, Questions, SiteFacts
 
 _FILE = Path("conf/site/mine.yaml")
 
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if not sbatch.available():
         raise LaunchError("init-site: no sbatch on the PATH; run it on a login node of the cluster")
-    seen = Seen(cluster_facts.kinds(), cluster_facts.associations(), Path.home(), os.environ)
+    seen = SiteFacts(cluster_facts.kinds(), cluster_facts.associations(), Path.home(), os.environ)
     if asked.check:
         return _check(asked.out, seen)
     if asked.out.exists():
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def written(seen: Seen, questions: Questions) -> str:
+def written(seen: SiteFacts, questions: Questions) -> str:
     """Return the text of the file for a cluster."""
     choices = Choices(seen, questions)
     slurm = release.words() or "a Slurm that does not tell its version"
@@ -99,7 +99,7 @@ def _ask(key: str, options: Sequence[str]) -> str:
             return said
 
 
-def _check(path: Path, seen: Seen) -> int:
+def _check(path: Path, seen: SiteFacts) -> int:
     problems = [*misfits.found(site_file.read(path), seen)]
     for each in problems:
         print(f"{path}: {each}")

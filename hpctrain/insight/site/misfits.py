@@ -5,12 +5,12 @@ from collections.abc import Iterable, Iterator
 
 from hpctrain.cluster.slurm.sbatch_options import sbatch_options
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.insight.site.choices import Seen
+from hpctrain.insight.site.choices import SiteFacts
 from hpctrain.insight.site.surroundings import available_modules
 from hpctrain.insight.site.trials import refusal
 
 
-def found(site: SiteConfig, seen: Seen) -> Iterator[str]:
+def found(site: SiteConfig, seen: SiteFacts) -> Iterator[str]:
     """Yield a sentence for each line that does not fit; the last one is sbatch's own word."""
     names = site.partition.split(",") if site.partition else []
     mine = [kind for kind in seen.kinds if not names or kind.partition in names]

@@ -3,13 +3,14 @@
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpctrain.base.files import yaml_file
-from hpctrain.config.schema import SiteConfig
+from hpctrain.config.schema import ContainerConfig, SiteConfig
 from hpctrain.errors import ConfigError
 from hpctrain.insight.site.choices import Line
 
@@ -41,5 +42,5 @@ def read(path: Path) -> SiteConfig:
         merged = OmegaConf.merge(OmegaConf.structured(SiteConfig), yaml_file.read(path) or {})
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}: {str(error).splitlines()[0]}") from error
-    site: SiteConfig = OmegaConf.to_object(merged)  # type: ignore[assignment]
-    return site
+    found: dict[str, Any] = OmegaConf.to_container(merged)  # type: ignore[assignment]
+    return SiteConfig(**found | {"container": ContainerConfig(**found["container"])})

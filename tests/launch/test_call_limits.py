@@ -15,7 +15,7 @@ import pytest
 from submitit.core import core
 
 import hpctrain
-from hpctrain.cluster.slurm import partition_limit, patience, sbatch, steps
+from hpctrain.cluster.slurm import partition_limit, patience, queue, sbatch, steps
 from hpctrain.launch import logged_jobs
 from hpctrain.launch.sweeps import wait
 from hpctrain.runs.commands import logs, status
@@ -99,7 +99,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     made = Site(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    for module in (patience, wait, status, logs, logged_jobs):
+    for module in (patience, queue, wait, status, logs, logged_jobs):
         monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(core, "_time", made)
     monkeypatch.setattr(logs, "_READ_S", 5.0)

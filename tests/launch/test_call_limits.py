@@ -6,6 +6,7 @@ The commands are stand-ins, and the time is a file that sleeping sets forward.
 import contextlib
 import itertools
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,40 +20,10 @@ from hpctrain.cluster.slurm import partition_limit, patience, queue, sbatch, ste
 from hpctrain.launch import logged_jobs
 from hpctrain.launch.sweeps import wait
 from hpctrain.runs.commands import logs, status
-from tests.conftest import runs
+from tests.conftest import ROOT, runs
 
 REFUSED = "Submission rate limit exceeded: 4 calls per minute"
-# A call is refused if four were taken in the last minute. `queue` lists the runs of all arrays.
-BUCKET = """\
-#!/bin/bash
-now=$(<{folder}/clock)
-taken=$(awk -v now="$now" '$1 > now - 60' {folder}/taken | wc -l)
-if ((taken >= {limit})); then
-    echo "$now ${{0##*/}}" >>{folder}/refused
-    echo "${{0##*/}}: error: {words}" >&2
-    exit 1
-fi
-echo "$now ${{0##*/}} $*" >>{folder}/taken
-{answer}
-"""
-QUEUE = """\
-for script in {folder}/runs/sweeps/*/array-*/job.sh; do
-    [[ -e $script && ! -e {folder}/empty ]] || continue
-    n=0
-    while read -r _; do
-        echo "$n|7_$n|PENDING|Priority||N/A||$script"
-        n=$((n + 1))
-    done <"${{script%/*}}/tasks"
-done
-exit 0
-"""
-ANSWERS = {
-    "sbatch": 'case $1 in --test-only) echo "sbatch: Job 1 to start" >&2;; *) echo 7;; esac',
-    "scontrol": "echo MaxArraySize = 1001",
-    "squeue": QUEUE,
-    "sacct": "exit 0",
-    "sinfo": "exit 0",
-}
+COMMANDS = ("sbatch", "scontrol", "squeue", "sacct", "sinfo")
 
 
 class Site:
@@ -64,14 +35,12 @@ class Site:
         for name in ("taken", "refused"):
             (folder / name).touch()
         self.limit(4)
+        (folder / "bin").mkdir()
+        for name in COMMANDS:
+            shutil.copy(ROOT / "tests" / "limited_slurm.sh", folder / "bin" / name)
 
     def limit(self, calls: int) -> None:
-        (self.folder / "bin").mkdir(exist_ok=True)
-        for name, answer in ANSWERS.items():
-            said = answer.format(folder=self.folder)
-            text = BUCKET.format(folder=self.folder, limit=calls, words=REFUSED, answer=said)
-            (self.folder / "bin" / name).write_text(text)
-            (self.folder / "bin" / name).chmod(0o755)
+        (self.folder / "limit").write_text(str(calls))
 
     def monotonic(self) -> float:
         return float((self.folder / "clock").read_text())

@@ -43,6 +43,7 @@ COMMANDS = {
     "gc": "hpctrain.runs.commands.gc",
     "new": "hpctrain.insight.project.new",
     "shell": "hpctrain.node.shell",
+    "init-site": "hpctrain.insight.site.init_site",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {

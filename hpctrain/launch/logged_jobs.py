@@ -15,10 +15,11 @@ from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import read_job_id
 
 from hpctrain.cluster.slurm import queue
+from hpctrain.cluster.slurm.patience import WATCH_S
 from hpctrain.errors import HpctrainError, LaunchError
 
 log = logging.getLogger(__name__)
-_POLL_S = 30  # the longest time between two calls of `squeue`; submitit begins with 2 s
+_FIRST_S = 15.0  # between the first calls of `squeue`; submitit begins with 2 s
 
 
 class _RunPaths(JobPaths):  # type: ignore[misc]
@@ -90,13 +91,18 @@ class LoggedJob(Job):  # type: ignore[misc]
 class _QueueWatcher(InfoWatcher):  # type: ignore[misc]
     """Looks up the jobs of this process with one `squeue`, and one `sacct` for those that ended.
 
-    It decides when to ask as submitit does: often at first, then less and less often.
+    It decides when to ask as submitit does: more often at first, then less and less often.
     """
 
     def __init__(self) -> None:
-        super().__init__(delay_s=_POLL_S)
+        super().__init__(delay_s=WATCH_S)
         self.users: set[str] = set()
         self._gone: set[str] = set()  # have left the queue
+
+    def update_if_long_enough(self, mode: str) -> None:
+        """Ask the scheduler if the last answer is old, or with the mode "force"."""
+        if mode != "standard" or time.time() - self._last_status_check >= _FIRST_S:
+            super().update_if_long_enough(mode)
 
     def update(self) -> None:
         """Ask the scheduler. If it does not answer, the last answer stays."""

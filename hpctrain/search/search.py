@@ -29,6 +29,7 @@ from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.record import written
 from hpctrain.base.secrets import mask, reference
 from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm.patience import watching
 from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.job_request import JobRequest
@@ -275,6 +276,12 @@ class Search:
             name = shlex.quote(str(folder))
             say(f"They run without this terminal: `python -m hpctrain status {name}`")
             return False
+        with watching():
+            self._wait(folder)
+        return True
+
+    def _wait(self, folder: Path) -> None:
+        """Wait for the end of the search; that of all workers before it is a LaunchError."""
         pause = _POLL_S[0]
         while not FoundSearch.of(folder).ended:
             try:
@@ -287,7 +294,6 @@ class Search:
                 say(f"{error}; trying again", style="yellow")
             time.sleep(pause)
             pause = min(_POLL_S[1], pause * 1.2)
-        return True
 
     def _run_here(self, launch: LaunchConfig, folder: Path, code: snapshot.Snapshot | None) -> None:
         """Let one worker run on this machine."""

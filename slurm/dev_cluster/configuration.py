@@ -72,15 +72,10 @@ StorageLoc=slurm
 
 def write(cluster: Cluster, count: int, settings: list[str]) -> None:
     """Create the state folder: configuration, key, host names and device nodes."""
-    template = SLURM_CONF
     for setting in settings:
         key, given, _ = setting.partition("=")
         if not given or not re.fullmatch(r"[A-Za-z]+", key) or "\n" in setting:
             raise Failure(f"--set {setting}: KEY=VALUE, a line of slurm.conf", 2)
-        line = setting.replace("{", "{{").replace("}", "}}")
-        # Slurm does not allow a key twice.
-        template = re.sub(rf"(?im)^{key}=.*\n", "", template)
-        template = line + "\n" + template
     cluster.folder.mkdir(mode=0o755, exist_ok=True)
     (cluster.folder / "cluster.json").write_text(json.dumps({"nodes": count}))
     hosts = ["head", *cluster.nodes]
@@ -103,8 +98,12 @@ def write(cluster: Cluster, count: int, settings: list[str]) -> None:
     )
     plugin = "disabled" if version >= (23, 2) else "cgroup/v1"  # see ENTER
     addresses = "".join(f"{cluster.address(h)} {h}\n" for h in [*hosts, "host"])
+    text = SLURM_CONF.format(**values)
+    for setting in settings:  # Slurm does not allow a key twice
+        text = re.sub(rf"(?im)^{setting.partition('=')[0]}=.*\n", "", text)
+        text = f"{setting}\n{text}"
     files = {
-        "slurm.conf": template.format(**values),
+        "slurm.conf": text,
         "slurmdbd.conf": SLURMDBD_CONF.format(**values),
         "gres.conf": f"Name=gpu File={cluster.folder}/dev/nvidia[0-{GPUS - 1}]\n"
         + f"Name=shard Count={SHARDS}\n" * shared,

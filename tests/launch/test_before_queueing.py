@@ -42,7 +42,7 @@ def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatc
         "PartitionName=short Default=NO MaxTime=30:00\n"
     )
     monkeypatch.setattr(partition_limit, "ask", lambda *command, **options: answer)
-    partition_limit._partitions.cache_clear()
+    partition_limit.partition_lines.cache_clear()
     launch = composer.typed(["experiment=digits", "data.path=data", "launch.time_min=121"]).launch
     found = partition_limit.beyond_partition(launch, None)
     assert found.startswith("launch.time_min=121: the partition batch allows 120 minutes")
@@ -50,4 +50,4 @@ def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatc
     assert partition_limit.beyond_partition(launch, "day") == ""
     assert partition_limit.beyond_partition(launch, "long") == ""
     assert partition_limit.beyond_partition(launch, "no") == ""
-    partition_limit._partitions.cache_clear()
+    partition_limit.partition_lines.cache_clear()

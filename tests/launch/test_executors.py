@@ -50,7 +50,11 @@ def where(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A Slurm that takes every job, and knows none of them afterwards."""
-    answers = (sbatch.max_array_size, partition_limit.cluster_config, partition_limit._partitions)
+    answers = (
+        sbatch.max_array_size,
+        partition_limit.cluster_config,
+        partition_limit.partition_lines,
+    )
     for answer in answers:
         answer.cache_clear()
     folder = tmp_path / "bin"

@@ -12,7 +12,7 @@ import pytest
 from hpctrain.base.files.record import convert
 from hpctrain.base.forks import JOB_SIGNALS, run
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.cluster.slurm import partition_limit, requeue
+from hpctrain.cluster.slurm import partition_limit, release, requeue
 from hpctrain.cluster.slurm.queue import (
     Ended,
     Job,
@@ -153,8 +153,9 @@ echo 'Balance: 7 SU'
 
 
 def forget() -> None:
-    for cached in ("cluster_config", "_partitions"):
+    for cached in ("cluster_config", "partition_lines"):
         getattr(partition_limit, cached).cache_clear()
+    release.words.cache_clear()
 
 
 @pytest.fixture
@@ -270,7 +271,7 @@ def test_the_road_of_a_site(
         scontrol_config=CONFIG.format(requeues),
         scontrol_partition="\n".join(lines),
         scontrol_ping="Slurmctld(primary) at head is UP",
-        sinfo_version="slurm 22.05.8",
+        scontrol_version="slurm 22.05.8",
         sinfo_noheader="high*|up|1:00:00|2|idle\nlow|up|infinite|2|idle",
         sacctmgr="main|normal",
         sbatch="12",

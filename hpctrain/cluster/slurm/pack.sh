@@ -14,6 +14,7 @@ run_one() {
     export HPCTRAIN_REQUEUE_NOTE=$run/requeue
     requeue() { echo "$bad" >"$run/requeue-job"; }
     cancel_job() { :; }
+    ends_for_good() { :; }
     answer=$(verdict "$run" "$script") || true
     if [[ $answer == left* ]]; then
         echo "$run has ended for good, was cancelled, or has another job: it does not begin here" >&2
@@ -63,4 +64,5 @@ run_pack() {
         wait "$each" || said=$?
         ((said <= code)) || code=$said
     done
+    [[ -n $asked ]] || ends_for_good
 }

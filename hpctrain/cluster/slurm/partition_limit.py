@@ -32,7 +32,7 @@ def beyond_partition(launch: LaunchConfig, partition: str | None) -> str:
     asked, limits = launch.time_min, dict[str, float]()
     for line in _lines_of(partition):
         with suppress(ValueError):
-            limits[_value(line, "PartitionName")] = minutes(_value(line, "MaxTime"))
+            limits[value_of(line, "PartitionName")] = minutes(value_of(line, "MaxTime"))
     name, limit = max(limits.items(), key=lambda pair: pair[1], default=("", asked))
     if asked <= limit:
         return ""
@@ -69,7 +69,7 @@ def road(site: SiteConfig, chain: int | None) -> Road:
     worst = max(found, key=lambda each: each.name != "requeue", default=Road("requeue"))
     if worst.name == "requeue" and chain and chain > 1:
         worst = worst._replace(name="chain", why=f"launch.chain={chain} asks for it", jobs=chain)
-    if _value(settings, "JobRequeue") == "0":
+    if value_of(settings, "JobRequeue") == "0":
         why = f"{worst.why}; JobRequeue=0 is healed by Requeue=1 at each requeue".lstrip("; ")
         return worst._replace(why=why)
     return worst
@@ -79,15 +79,15 @@ _LINKS = 3  # jobs of a chain where launch.chain is null
 
 
 def _of_partition(line: str, settings: str, chain: int | None, qos: str | None) -> Road:
-    name, mode = f"partition {_value(line, 'PartitionName')}", _value(line, "PreemptMode")
-    kind, grace_s = _value(settings, "PreemptType"), int(_value(line, "GraceTime") or 0)
+    name, mode = f"partition {value_of(line, 'PartitionName')}", value_of(line, "PreemptMode")
+    kind, grace_s = value_of(settings, "PreemptType"), int(value_of(line, "GraceTime") or 0)
     if qos and "qos" in kind:
         command = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", qos)
         said = ask(*command, "format=PreemptMode,GraceTime", quiet=True) or ""
         own = re.search(r"^(\w*)\|([\d:-]+)\|?$", said, re.MULTILINE)
         grace_s, mode = round(60 * minutes(own[2])) if own else 0, own[1].upper() if own else ""
-        name, mode = f"QOS {qos}", mode.replace("CLUSTER", "") or _value(settings, "PreemptMode")
-    tier, *tiers = (int(_value(each, "PriorityTier") or 0) for each in (line, *_partitions()))
+        name, mode = f"QOS {qos}", mode.replace("CLUSTER", "") or value_of(settings, "PreemptMode")
+    tier, *tiers = (int(value_of(each, "PriorityTier") or 0) for each in (line, *partition_lines()))
     highest = "partition_prio" in kind and tier >= max(tiers)
     if kind in ("", "(null)", "preempt/none") or mode == "OFF" or highest:
         return Road("requeue", f"Slurm preempts no job of the {name}")
@@ -113,7 +113,7 @@ def cluster_config() -> str | None:
 
 
 @functools.cache
-def _partitions() -> list[str]:
+def partition_lines() -> list[str]:
     """Return the line of each partition: `PartitionName=batch ... PreemptMode=OFF ...`."""
     listed = ask("scontrol", "--oneliner", "show", "partition", quiet=True) or ""
     return [line for line in listed.splitlines() if line.startswith("PartitionName=")]
@@ -121,9 +121,10 @@ def _partitions() -> list[str]:
 
 def _lines_of(partition: str | None) -> list[str]:
     named = ("PartitionName", partition.split(",")) if partition else ("Default", ["YES"])
-    return [line for line in _partitions() if _value(line, named[0]) in named[1]]
+    return [line for line in partition_lines() if value_of(line, named[0]) in named[1]]
 
 
-def _value(settings: str, name: str) -> str:
+def value_of(settings: str, name: str) -> str:
+    """Return a value in what `scontrol show` prints; "" if it is not there."""
     found = re.search(rf"(?:^|\s){name}\s*=\s*(\S+)", settings)
     return found[1] if found else ""

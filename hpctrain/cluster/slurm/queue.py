@@ -6,10 +6,12 @@ And a reinstalled cluster can use the same job ids again, but the paths are diff
 """
 
 import logging
+import math
 import os
 import pwd
 import re
 import subprocess
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +22,7 @@ from typing import Any
 from hpctrain.base.forks import run
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.slurm import patience
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.node_range import listed
 from hpctrain.errors import DistributedError, LaunchError
@@ -164,6 +167,8 @@ def queued(users: Iterable[str]) -> Queue:
     of_task: dict[Task, list[Job]] = defaultdict(list)
     for task, *facts, script in rows(answer, _JOB):
         job = Job(*facts)
+        if job.state == "EXPEDITING":  # it waits, before all others (sbatch --requeue=expedite)
+            job = replace(job, state="PENDING")
         # Sweeps are always arrays. Other jobs may be of slurm/train.sbatch.
         of_task[(script, int(task)) if task.isdigit() else (f"job {job.id}", 0)].append(job)
     jobs = Queue()
@@ -185,7 +190,8 @@ def ended(arrays: Iterable[str]) -> dict[str, Ended] | None:
     `sacct` lists pending tasks of an array as one range, not one by one. It is None without an
     accounting database.
     """
-    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={','.join(arrays)}")
+    asked = ",".join(sorted(arrays))
+    command = ("sacct", "--allocations", "--noheader", "--parsable2", f"--jobs={asked}")
     answer = ask(*command, f"--format={','.join(_SACCT)}", quiet=True)
     if answer is None:
         return None
@@ -231,17 +237,25 @@ def call(
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of the scheduler to its end; bytes that are no UTF-8 are replaced.
 
-    It raises an OSError if there is no such command, and TimeoutExpired if it is late.
+    One that the site refuses as one of too many is repeated later. It raises an OSError if there
+    is no such command, and TimeoutExpired if it is late.
     """
-    # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
-    return run(
-        command,
-        encoding="utf-8",
-        errors="replace",
-        timeout=timeout_s,
-        env=clean_environment(),
-        **options,
-    )
+    tries = 0
+    while True:
+        # Without SQUEUE_STATES, SLURM_CLUSTERS and the like, which would hide jobs.
+        done: subprocess.CompletedProcess[str] = run(
+            command,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            env=clean_environment(),
+            **options,
+        )
+        waits = patience.pauses(command, done.stderr) if done.returncode else ()
+        if tries >= len(waits):
+            return done
+        patience.pause(waits[tries], f"{command[0]}: {' '.join(done.stderr.split())}")
+        tries += 1
 
 
 def rows(answer: str, fields: Sequence[str]) -> list[tuple[str, ...]]:
@@ -263,17 +277,16 @@ def since_epoch(text: str) -> float | None:
         return None
 
 
-def version(answer: str) -> str:
-    """Return the version in the answer of `sinfo --version`, such as `slurm 23.11.4`, or ""."""
-    found = re.search(r"^slurm\S* \d\S*$", answer, re.MULTILINE)
-    return found[0] if found else ""
-
-
 def ask(*command: str, quiet: bool = False) -> str | None:
     """Run a command of the scheduler and return its output; None if it fails.
 
-    The reason of a failure is logged as an error, or with `quiet` as a debug message.
+    The reason of a failure is logged as an error, or with `quiet` as a debug message. A watcher
+    gets its last answer while that is young (`patience.watching`).
     """
+    kept = patience.answers.get() or {}
+    when, answer = kept.get(command, (-math.inf, ""))
+    if time.monotonic() - when < patience.WATCH_S:
+        return answer
     try:
         done = call(*command)
         done.check_returncode()
@@ -282,6 +295,8 @@ def ask(*command: str, quiet: bool = False) -> str | None:
     except (OSError, subprocess.TimeoutExpired) as error:
         message = str(error)
     else:
+        if (answers := patience.answers.get()) is not None:
+            answers[command] = time.monotonic(), done.stdout
         return done.stdout
     log.log(logging.DEBUG if quiet else logging.ERROR, "%s: %s", " ".join(command), message)
     return None

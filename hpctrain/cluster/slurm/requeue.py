@@ -15,7 +15,7 @@ from hpctrain.cluster.slurm.queue import ask
 
 log = logging.getLogger(__name__)
 CHAIN = "HPCTRAIN_CHAIN"  # the file that has the ids of the jobs of a chain
-_PAUSE_S, _PAUSES = 0.2, 25
+_PAUSES_S = (0.2, 0.4, 0.8, 1.6, 2.0)
 _ENDED_BY_SLURM = "PREEMPTED", "TIMEOUT", "OUT_OF_MEMORY", "FAILED"  # its batch script was killed
 
 
@@ -45,11 +45,11 @@ def requeue(job_id: str) -> bool:
     requeue the whole array.
     """
     # `scancel` sends SIGTERM, too. Its job is no longer RUNNING and must not be requeued.
-    for _ in range(_PAUSES):
+    for pause in _PAUSES_S:
         if (state := _state(job_id)) != "SIGNALING":
             break
         # Slurm shows this for a moment while the signal of a preemption is on its way.
-        time.sleep(_PAUSE_S)
+        time.sleep(pause)
     if state == "COMPLETING" and not _next_of_chain(job_id):
         command = ("sacct", "-X", "--noheader", "--parsable2", "--format=State", "--jobs", job_id)
         said = (ask(*command, quiet=True) or "").split()[:1]

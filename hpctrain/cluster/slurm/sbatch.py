@@ -5,11 +5,11 @@ import operator
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
 from hpctrain.cluster.slurm.partition_limit import cluster_config
+from hpctrain.cluster.slurm.patience import pause
 from hpctrain.cluster.slurm.queue import (
     NO_CONTROLLER,
     UnreachableError,
@@ -87,8 +87,8 @@ def job_id(answer: str) -> str:
 
 def _find_job(script: str, words: str, known: Sequence[str]) -> str:
     """Return the job id of the unknown array with this script; "" if it is not in the queue."""
-    for pause in _PAUSES_S:
-        time.sleep(pause)
+    for seconds in _PAUSES_S:
+        pause(seconds, f"sbatch: {words}")
         with suppress(UnreachableError):
             jobs = queued([me()])
             own = [job for (path, _), job in jobs.items() if path == script]

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpctrain.cluster.slurm import gpu_parts
+from hpctrain.cluster.slurm import gpu_parts, release
 from hpctrain.cluster.slurm.node_range import node_options
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
@@ -53,6 +53,10 @@ def sbatch_options(
             raise ConfigError(f"{key}={value}: use {_OWN_KEYS[option]} for this option")
         if value is None:
             continue
+        release.check_option(key, option, value)
+        if option == "requeue":
+            options[option] = value
+            continue
         if option in ("gpu-bind", "tres-bind", "tres-per-task") and value != "none":
             raise ConfigError(f"{key}={value}: {_OWN_GPU_ONLY}")
         if option == "gres" and option in options:  # such as nvme:950 beside the GPUs
@@ -69,6 +73,11 @@ def sbatch_options(
     for word in site.srun:
         if re.match(r"--(gpu-bind=(?!none$)|tres-bind|tres-per-task|gpus-per-task)", word):
             raise ConfigError(f"site.srun: {word}: {_OWN_GPU_ONLY}")
+        if word == "--async":
+            raise ConfigError(
+                "site.srun: --async: srun would return at once, and the script would take the run "
+                "for ended; leave it out"
+            )
     return options
 
 

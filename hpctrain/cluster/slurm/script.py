@@ -50,6 +50,7 @@ checked() {
     local code=$?
     ((code == 0)) && return
     echo "error: $1 failed with exit code $code; the ranks were not started" >&2
+    ! declare -F end_expedited >/dev/null || end_expedited
     exit "$code"
 }"""
 
@@ -75,8 +76,8 @@ end_chain() {{ scancel --state=PENDING "$SLURM_ARRAY_JOB_ID" $(<"$chain") 2>/dev
 before=$(sed "/^$SLURM_ARRAY_JOB_ID\\$/,\\$d" "$chain" | paste --serial --delimiters=,)
 i=0
 if [[ -n $before ]]; then
-    while ((i++ < 150)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
-        sleep 2
+    while ((i++ < 20)) && [[ $(squeue --noheader --states=COMPLETING --jobs="$before") ]]; do
+        sleep $((i < 5 ? 2 * i : 20)) # 5 minutes in all: sites limit calls
     done 2>/dev/null
     said=$(squeue --noheader --states=all --format=%T --jobs="$before" 2>/dev/null
         sacct --allocations --parsable2 --format=State --jobs="$before")
@@ -86,6 +87,12 @@ if [[ -n $before ]]; then
         exit 1
     fi
 fi"""
+
+
+# Before the modules, which may fail, too; a plain `code` is that of the ranks or of `checked`.
+_EXPEDITED = """
+# Slurm would hold an expedited job that fails, as if it might still come back.
+end_expedited() { ((code == 0)) || scontrol update "JobId=$SLURM_JOB_ID" Requeue=0; }"""
 
 
 _RUN = """
@@ -167,6 +174,9 @@ def sbatch_script(
         dependency = ",".join(filter(None, (dependency, "singleton")))
     if dependency is not None:
         options["dependency"] = dependency
+    expedited = options["requeue"] == "expedite" and command in _IN_STEPS
+    if not expedited:  # a function begins anew: no reason to be put before all others
+        options["requeue"] = True
     if order.exclude:
         options["exclude"] = joined_hosts(str(options.get("exclude", "")), *order.exclude)
     options["output"] = f"{folder}/batch/%A_%a.log"
@@ -174,6 +184,7 @@ def sbatch_script(
     parts = [
         "#!/bin/bash",
         *_directives(options),
+        *([_EXPEDITED] if expedited else []),
         *environment(job, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]

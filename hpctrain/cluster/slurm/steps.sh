@@ -18,13 +18,20 @@ code=0 step="" bad="" ended_by_slurm=""
 # At Slurm's SIGTERM the ranks save and end; this shell must wait for them, and start no others.
 trap 'ended_by_slurm=1' TERM
 
-# A job that scancel ends is neither. The controller may be away for a moment.
-is_running() {
-    local state="" tries=5
-    until state=$(squeue --noheader --jobs="$job" --format=%T); do
-        ((tries-- > 0)) || return 1
-        sleep 2 || true
+# The controller may be away for a moment, and sites limit calls: repeat one that fails, for 30 s.
+patiently() {
+    local pause=1
+    until "$@"; do
+        ((pause <= 16)) || return 1
+        sleep "$pause" || true
+        pause=$((2 * pause))
     done
+}
+
+# A job that scancel ends is neither.
+is_running() {
+    local state
+    state=$(patiently squeue --noheader --jobs="$job" --format=%T) || return 1
     [[ $state == RUNNING || $state == SIGNALING ]]
 }
 
@@ -44,7 +51,7 @@ requeue() {
     scontrol update "JobId=$job" Requeue=1 || true # heals sbatch --no-requeue and JobRequeue=0
     trap '' TERM # the requeue ends this job, and the last command must still run
     echo "job $job is requeued by its batch script" >&2
-    scontrol requeue "$job" || return 0
+    patiently scontrol requeue "$job" || return 0
     [[ -z $bad ]] || scontrol update "JobId=$job" "ExcNodeList=${before:+$before,}$bad" || true
 }
 
@@ -130,8 +137,14 @@ find_end() {
     if end=$(date --date="${end:-none}" +%s 2>/dev/null); then SLURM_JOB_END_TIME=$end; fi
 }
 
-# The run has ended for good. The script of a chain of jobs defines end_chain.
-ends_for_good() { ! declare -F end_chain >/dev/null || end_chain; }
+# The run has ended for good. The script of a chain of jobs defines end_chain, and that of a job with
+# --requeue=expedite end_expedited.
+ends_for_good() {
+    local each
+    for each in end_chain end_expedited; do
+        ! declare -F "$each" >/dev/null || "$each" || true
+    done
+}
 
 run_steps() {
     local answer ours="" overlap="" where="" last before

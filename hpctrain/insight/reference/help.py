@@ -75,6 +75,8 @@ Commands
   shell [RUN]          a shell on a node, with what the ranks of a run have;
                        --debug: a debugger at its first step or its error;
                        --jupyter: a notebook
+  init-site            write conf/site/mine.yaml from what this cluster says;
+                       --check tells what in it no longer fits
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path

@@ -2,13 +2,15 @@
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from hpctrain.cluster.slurm.patience import WATCH_S
 from hpctrain.cluster.slurm.queue import Job, UnreachableError, queue_of
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import say
 
 _POLL_S = (2.0, 30.0)
-"""Seconds between two calls of `squeue`: at first, and at most."""
+"""Seconds between two looks at the run directories: at first, and at most."""
 
 
 def wait(
@@ -16,32 +18,48 @@ def wait(
 ) -> None:
     """Return when none of the runs is in the queue any more.
 
-    Each poll needs one `squeue` for all runs. `submit` returns the runs that are over the submit
-    limit, as are those that are `left`.
+    What the run directories say costs the scheduler nothing. It is asked with one `squeue` for all
+    runs, each WATCH_S seconds and when all of them seem to have ended. `submit` returns the runs
+    that are over the submit limit, as are those that are `left`.
     """
     pause, printed = _POLL_S[0], -1
     most = sum(entry.task is not None for entry in entries)  # jobs that the limit has allowed
+    finished, jobs, asked = set[Path](), list[Job](), float("-inf")
     while True:
+        ended = _ended(entries, finished)
         try:
-            jobs = _jobs(entries)
-            if left and (len(jobs) < most or not jobs):
-                left = submit(left)
-                jobs = _jobs(entries)
-                most = len(jobs)
+            if time.monotonic() - asked >= WATCH_S or ended + len(left) == len(entries):
+                jobs, asked = _jobs(entries), time.monotonic()
+                if left and (len(jobs) < most or not jobs):
+                    left = submit(left)
+                    jobs = _jobs(entries)
+                    most = len(jobs)
+                ended = len(entries) - len(jobs) - len(left)
         except UnreachableError as error:
             # The controller may be restarting. The jobs go on, so keep waiting for them.
             say(f"{error}; trying again", style="yellow")
             time.sleep(pause)
             continue
-        if (ended := len(entries) - len(jobs) - len(left)) != printed:
+        if ended > printed:
             say(f"{ended} of {len(entries)} runs have ended")
-        printed = ended
+            printed = ended
         if not jobs and not left:
             break
         time.sleep(pause)
         pause = min(_POLL_S[1], pause * 1.2)
     for entry in entries:
         entry.read_end()
+
+
+def _ended(entries: list[Entry], finished: set[Path]) -> int:
+    """Return how many runs say that they have ended; `finished` are those that need no look."""
+    count = 0
+    for entry in entries:
+        if entry.run.path not in finished:
+            state = entry.run.read().state
+            finished |= {entry.run.path} if state == "finished" else set()
+            count += state == "failed"  # it may come back
+    return count + sum(entry.run.path in finished for entry in entries)
 
 
 def _jobs(entries: list[Entry]) -> list[Job]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
+from hpctrain.cluster.slurm.patience import WATCH_S
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.rank_logs import batch_log, rank_logs, telling
@@ -23,7 +24,6 @@ _READ = 4 << 20  # bytes of the end of a log
 _FAILED = ("failed", "lost", "cancelled")
 _OF_BATCH = 10  # lines of the batch script beside those of a rank
 _READ_S = 0.5  # how often -f reads the log
-_ASK_S = 10.0  # how often -f asks the scheduler whether the run has ended
 
 
 def main(argv: list[str]) -> int:
@@ -119,10 +119,10 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
 def _follow(path: Path, options: argparse.Namespace) -> int:
     """Print the end of the log and all new lines until the run ends, also after restarts."""
     shown: Path | None = None
-    offset, last_query, write = 0, -_ASK_S, bytes_writer()
+    offset, last_query, write = 0, -WATCH_S, bytes_writer()
     try:
         while True:
-            if time.monotonic() - last_query >= _ASK_S:
+            if time.monotonic() - last_query >= WATCH_S:
                 ((run, state),) = states_of([path])
                 last_query = time.monotonic()
             over = state.name not in UNDER_WAY
@@ -141,7 +141,7 @@ def _follow(path: Path, options: argparse.Namespace) -> int:
             if over:
                 break
             if Facts.read(path).recorded_state != run.recorded_state:
-                last_query = -_ASK_S  # ask the scheduler now
+                last_query = -WATCH_S  # ask the scheduler now
             else:
                 time.sleep(_READ_S)
     except KeyboardInterrupt:

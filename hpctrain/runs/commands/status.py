@@ -8,6 +8,7 @@ from rich.console import Group
 
 from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Console, print_json
+from hpctrain.cluster.slurm.patience import WATCH_S, watching
 from hpctrain.runs.commands.run_table import Row, problems, table
 from hpctrain.runs.state.select import add_arguments, is_search, one_sweep, select
 from hpctrain.runs.state.state import STATES, UNDER_WAY, states_of
@@ -37,12 +38,13 @@ def main(argv: list[str]) -> int:
         const=10.0,
         metavar="SECONDS",
         help="repeat every SECONDS (default: 10) until no run is queued or running any more; "
-        "Ctrl-C ends it",
+        f"the scheduler is asked every {WATCH_S:g} s; Ctrl-C ends it",
     )
     options = parser.parse_args(argv)
     try:
-        while _show(options) and options.watch is not None:
-            time.sleep(options.watch)
+        with watching():
+            while _show(options) and options.watch is not None:
+                time.sleep(options.watch)
     except KeyboardInterrupt:
         if options.watch is None:
             raise
@@ -81,7 +83,7 @@ def _of_search(search: Any, rows: list[Row], most: int) -> Group:
 
 def _seconds(text: str) -> float:
     try:
-        return max(2.0, float(text))  # more frequent calls would be a load for the controller
+        return max(2.0, float(text))  # reading all runs more often is a load for the file system
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{text} is not a number of seconds; give the run first: status {text} --watch"

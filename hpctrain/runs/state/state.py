@@ -36,7 +36,8 @@ STATES = (
 )
 UNDER_WAY = ("queued", "running", "requeued")
 
-_WAITING = {"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
+_WAITING = {"PENDING", "EXPEDITING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+_WAITING |= {"RESV_DEL_HOLD"}
 _SUBMITTING_S = 60.0  # run.json says queued a little before sbatch has answered
 _ALIVE_S = 60.0  # a process whose heartbeat is older than this counts as dead
 _STALLED_S = 600.0  # without a step, if the time of a step is not known yet

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Iterator
 
-from hpctrain.cluster.slurm import sbatch
+from hpctrain.cluster.slurm import release, sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
-from hpctrain.cluster.slurm.queue import UnreachableError, ask, version
+from hpctrain.cluster.slurm.queue import UnreachableError, ask
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.doctor.finding import Finding, good, judged, unknown
@@ -29,8 +29,7 @@ def checked(
         yield Finding("Slurm's controller", "fail", found, "is UP", cure)
         return
     up = [line.strip() for line in answer.splitlines() if " is UP" in line]
-    words = version(ask("sinfo", "--version", quiet=True) or "") or "version unknown"
-    yield good("Slurm's controller", ", ".join([words, *up]))
+    yield good("Slurm's controller", ", ".join([release.words() or "version unknown", *up]))
     yield from _partition(launch, site)
     yield _job(start_of_job)
 

@@ -1,0 +1,1 @@
+"""The site file of a cluster: written from what its commands say, and checked by them."""

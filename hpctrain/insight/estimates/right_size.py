@@ -72,12 +72,11 @@ def figures(
 def of_sweep(configs: Iterable[Config]) -> Iterator[str]:
     """Yield once, in a line, what the last runs of the same shape have left unused of a request."""
     kinds = {(_chosen(each, (*_SHAPE, *_LENGTH, "launch"))): each for each in configs}
-    yield from dict.fromkeys(filter(None, map(_left_unused, kinds.values())))
+    yield from dict.fromkeys(filter(None, map(_left_unused, map(plain, kinds.values()))))
 
 
-def _left_unused(config: Config) -> str:
-    asked = plain(config)
-    if (run := _last_run(config.output_dir, _chosen(asked, _SHAPE))) is None:
+def _left_unused(asked: Mapping[str, Any]) -> str:
+    if (run := _last_run(asked["output_dir"], _chosen(asked, _SHAPE))) is None:
         return ""
     same_length = _chosen(asked, _LENGTH) == _chosen(values_of(run / "config.yaml"), _LENGTH)
     spans = [(one.ended or one.started) - one.started for one in RunRecord.of(run).attempts]

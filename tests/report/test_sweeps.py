@@ -73,8 +73,8 @@ def test_seeds_become_a_table(sweep: Path, capsys: pytest.CaptureFixture[str]) -
     half = 4.3027 * 0.02 / 3**0.5
     assert estimate([0.90, 0.92, 0.94]).half == pytest.approx(half, rel=1e-4)
     assert estimate([0.80, 0.81]).half == pytest.approx(12.7062 * 0.005, rel=1e-4)
-    assert re.search(r"0\.1 +0\.920 ± 0\.050 +3", shown)
-    assert re.search(r"0\.2 +0\.805 ± 0\.064 +2", shown)
+    assert re.search(r"0\.1 +0\.920 ± 0\.050 \(s 0\.020\) +3", shown)
+    assert re.search(r"0\.2 +0\.805 ± 0\.064 \(s 0\.007\) +2", shown)
     assert re.search(r"digits-0\.22 +lr=0\.2 seed=2 +failed: DataError", shown)
     report("--dir", sweep, "--over", "seed", "--json")
     first, second = json.loads(capsys.readouterr().out)["settings"]

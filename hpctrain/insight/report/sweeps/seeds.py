@@ -1,7 +1,7 @@
-"""Seeds to a paper's table: mean, confidence interval and number of the runs of each setting.
+"""Seeds to a paper's table: mean, confidence interval, standard deviation, number of the runs.
 
-    lr=0.1 seed=0,1,2   0.97 0.98 0.96 ──► lr=0.1   0.970 ± 0.025   n=3
-    lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064   n=2, failed: digits-3fa
+    lr=0.1 seed=0,1,2   0.97 0.98 0.96 ──► lr=0.1   0.970 ± 0.025 (s 0.010)   n=3
+    lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064 (s 0.007)   n=2, failed: digits-3fa
 
 The interval is that of Student's t distribution for the mean: t(0.975, n-1) s / sqrt(n).
 """
@@ -22,7 +22,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What n runs say about a metric: mean (or NaN), half of its 95% interval, deviation."""
+    """What n runs say about a metric: mean (or NaN), half of its 95% interval, standard deviation."""
 
     mean: float
     half: float | None
@@ -30,14 +30,15 @@ class _Estimate:
     n: int
 
     def text(self) -> str:
-        """Return `mean ± half`, with two digits of the interval."""
+        """Return `mean ± half (s deviation)`, with two digits of the interval."""
         if not self.n:
             return "-"
-        if self.half is None:
+        if self.half is None or self.deviation is None:
             return f"{self.mean:.4g}"
         # Two digits of the interval are shown.
         digits = max(0, min(12, 1 - math.floor(math.log10(self.half)))) if self.half > 0 else 4
-        return f"{self.mean:.{digits}f} ± {self.half:.{digits}f}"
+        shown = f"{self.mean:.{digits}f} ± {self.half:.{digits}f}"
+        return f"{shown} (s {self.deviation:.{digits}f})"
 
 
 def estimate(values: Sequence[float]) -> _Estimate:

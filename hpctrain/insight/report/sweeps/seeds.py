@@ -1,7 +1,7 @@
 """Seeds to a paper's table: mean, confidence interval, standard deviation, number of the runs.
 
     lr=0.1 seed=0,1,2   0.97 0.98 0.96 ──► lr=0.1   0.970 ± 0.025 (s 0.010)   n=3
-    lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064 (s 0.007)   n=2, failed: digits-3fa
+    lr=0.2 seed=0,1,2   0.95 failed 0.94 ─► lr=0.2  0.945 ± 0.064 (s 0.007)   n=2, failed: …-3fa
 
 The interval is that of Student's t distribution for the mean: t(0.975, n-1) s / sqrt(n).
 """
@@ -22,7 +22,7 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class _Estimate:
-    """What n runs say about a metric: mean (or NaN), half of its 95% interval, standard deviation."""
+    """What n runs say about a metric: mean (or NaN), half its 95% interval, standard deviation."""
 
     mean: float
     half: float | None

@@ -152,7 +152,7 @@ def test_the_auto_executor_of_submitit_submits_functions(
         ({"slurm_wckey": "x"}, "unknown key slurm_wckey: of submitit's keys these are read: nodes"),
         ({"timeout": 3}, "unknown key timeout: of submitit's keys these are read"),
         ({"slurm_gpus_per_task": 1}, "slurm_gpus_per_task: use launch.gpus_per_node with site"),
-        ({"timeout_min": "soon"}, "launch.time_min='soon': it must be a whole number of minutes"),
+        ({"timeout_min": "soon"}, "launch.time_min=soon: it must be of type integer"),
         ({"slurm_mem": "20GB"}, "launch.mem_gb"),
     ],
 )

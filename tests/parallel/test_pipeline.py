@@ -17,6 +17,7 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.engine.parallel.dividing.stages import block_counts, divide
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
+from hpctrain.engine.parallel.wrappers.pipeline import _Clock
 from hpctrain.engine.supervised.step import Totals
 from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
@@ -225,6 +226,45 @@ def test_the_bubble_is_measured() -> None:
     for first, second in run_ranks(bubbles, 2, cell("untied", 2)):
         assert first["bubble"] != first["bubble"], "torch learns the shapes in the first step"
         assert 0 < second["bubble"] < 1
+
+
+class Event:
+    """An event of a GPU that is `behind` the host by two steps of 10 ms."""
+
+    host_ms, behind = 0.0, 20.0
+
+    def __init__(self) -> None:
+        self.at = Event.host_ms
+
+    def query(self) -> bool:
+        return self.at <= Event.host_ms - Event.behind
+
+    def elapsed_time(self, after: "Event") -> float:
+        assert self.query(), "a time is read before the GPU has passed its event"
+        assert after.query()
+        return after.at - self.at
+
+
+def test_the_clock_of_a_gpu_keeps_only_the_steps_that_the_gpu_has_not_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = _Clock(torch.device("cuda"))
+    monkeypatch.setattr(clock, "_now", Event)
+    idle = total = 0.0
+    for number in range(50):
+        with clock.step(number % 10 != 9):  # each tenth is an evaluation
+            for _ in range(3):
+                with clock:
+                    Event.host_ms += 2.0
+                Event.host_ms += 1.0
+            Event.host_ms += 1.0
+        more = clock.read()
+        idle, total = idle + more[0], total + more[1]
+        assert len(clock._steps) <= 2
+    monkeypatch.setattr(Event, "behind", 0.0)
+    more = clock.read()
+    assert clock._steps == []
+    assert (idle + more[0], total + more[1]) == pytest.approx((45 * 0.004, 45 * 0.010))
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,8 @@ class _Clock:
     """Measures how long a rank computes during a step, and how long the step takes.
 
     As a context it measures one computation. On a GPU these are times of its stream. They are read
-    when the GPU has passed them, so that no step waits.
+    when the GPU has passed them, so that no step waits; `read` is called by each step, so that only
+    the events of steps that the GPU has yet to make are kept.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -70,7 +70,7 @@ class OptimizerConfig:
 
     @property
     def fuses(self) -> bool:
-        """Whether it has one kernel for a whole step on a GPU, and no option chooses another."""
+        """Whether torch can fuse its step into few kernels, and no option chooses others."""
         chosen = {*self.options, *(n for rule in self.groups for n in rule.get("options") or ())}
         return self._target_ in _FUSED and not chosen & _IMPLEMENTATIONS
 

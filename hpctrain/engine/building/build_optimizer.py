@@ -91,7 +91,7 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
 def is_fused(config: OptimizerConfig, parameters: Sequence[torch.Tensor]) -> bool:
     """Return whether an optimizer gets fused=True, which the config does not say.
 
-    A step is one kernel then. A resumed run keeps what its checkpoint has: see `OptimizerState`.
+    A step is a few kernels then. A resumed run keeps what its checkpoint has: see `OptimizerState`.
     """
     if config._target_ == "torch.optim.SGD" and any(isinstance(p, DTensor) for p in parameters):
         return False  # torch has no rule for it

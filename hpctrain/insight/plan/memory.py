@@ -191,5 +191,4 @@ def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
     """Return the bytes of the denominators that torch's Adam computes for all at once on a GPU."""
     adam = optimizer._target_.rpartition(".")[2] in ("Adam", "AdamW", "NAdam", "RAdam")
-    fused = optimizer.fuses or optimizer.options.get("fused")  # as `build_optimizer` chooses
-    return parameters if adam and not fused else 0
+    return parameters if adam and not optimizer.options.get("fused") else 0

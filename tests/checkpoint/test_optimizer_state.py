@@ -35,6 +35,8 @@ OWN: dict[str, Made] = {
     "numbers of groups": lambda p: Prodigy(p, lr=1.0),
     "one tensor": lambda p: Lion(p, lr=1e-2),
     "no state": lambda p: torch.optim.SGD(p, lr=1e-2),
+    "fused": lambda p: torch.optim.AdamW(p, lr=1e-2, fused=True),
+    "fused, momentum": lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9, fused=True),
 }
 
 
@@ -63,9 +65,37 @@ def test_resumed_twice_is_the_undisturbed_training(name: str, tmp_path: Path) ->
     assert repr(state) == repr(expected)
 
 
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(("before", "after"), [(None, True), (True, None), (False, True)])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_run_that_began_without_fused_kernels_goes_on_without_them(
+    kind: Any, before: bool | None, after: bool | None, tmp_path: Path
+) -> None:
+    """It has the same bits. One that began with them goes on where there are none."""
+    options = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+    ends = []
+    for resumed in (True, False):
+        step, saved = with_optimizer(lambda p: kind(p, lr=1e-2, fused=before, **options), tmp_path)
+        for number in range(1, 5):
+            if resumed and number == 3:
+                saved.save(number, {})
+                step, saved = with_optimizer(
+                    lambda p: kind(p, lr=1e-2, fused=after, **options), tmp_path
+                )
+                assert saved.load_latest() == {}
+                assert step.optimizer.param_groups[0]["fused"] is (before and after)
+            step(batch(16, number), 1e-2)
+        ends.append(weights(step))
+    assert torch.equal(*ends) if not before else torch.allclose(*ends)
+
+
 @pytest.mark.parametrize(
     "name",
-    ["Nested", *(pytest.param(n, marks=pytest.mark.slow) for n in ("ScheduleFree", "Early"))],
+    [
+        "Nested",
+        "Fused",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("ScheduleFree", "Early")),
+    ],
 )
 def test_parts_of_a_state_are_resumed_on_two_ranks(name: str, tmp_path: Path) -> None:
     assert run_ranks(resumed_parts, 2, name, tmp_path) == [0.0, 0.0]

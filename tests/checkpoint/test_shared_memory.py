@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from hpctrain.engine.checkpoint.saving import shared_memory
 from hpctrain.engine.checkpoint.saving.shared_memory import (
     SharedMemory,
     end_of,
@@ -102,3 +103,27 @@ def test_what_is_sampled_is_equal_for_equal_tensors_alone() -> None:
         before = sampled([target])
         target.copy_(~target if target.dtype == torch.bool else 2 * target.cdouble().abs().add(1))
         assert sampled([target]) != before, target.dtype
+
+
+class There(torch.Tensor):
+    """Bytes that say that they are on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+def test_what_is_sampled_leaves_a_gpu_in_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of Adam are on the host, between the tensors that are on the GPU."""
+    tensors = [torch.randn(n % 3 * 100, dtype=torch.float64) for n in range(12)]
+    expected, chosen = sampled(tensors), shared_memory._chosen
+    assert expected != sampled(reversed(tensors))
+    copied, cpu = list[int](), torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda t: (copied.append(len(t)), cpu(t))[1])
+
+    def placed(tensor: torch.Tensor) -> torch.Tensor:
+        here = chosen(tensor)
+        return here if len(tensor) == 100 else here.as_subclass(There)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(shared_memory, "_chosen", placed)
+    assert sampled(tensors) == expected
+    assert copied == [8 * 4 * 67, 8 * 4 * 100]

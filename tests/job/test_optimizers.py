@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
+from hpctrain.config.schema import OptimizerConfig
 from hpctrain.engine.building import build_optimizer as checked
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.errors import ConfigError
@@ -42,6 +45,56 @@ def test_what_is_refused_before_the_first_step(
         checked.check_optimizer("mine", made, model)
 
 
+SGD = "torch.optim.SGD"
+
+
+@pytest.mark.usefixtures("group_of_one")
+@pytest.mark.parametrize(
+    ("config", "parameters", "expected"),
+    [
+        (OptimizerConfig(), ["plain", "scalar"], True),
+        (OptimizerConfig("torch.optim.Adam", options={"eps": 1e-6}), ["plain", "divided"], True),
+        (OptimizerConfig(SGD, options={"momentum": 0.9}), ["plain"], True),
+        (OptimizerConfig(SGD), ["plain", "divided"], False),  # torch raises
+        (OptimizerConfig("torch.optim.RMSprop"), ["plain"], False),
+        (OptimizerConfig("mine.AdamW"), ["plain"], False),
+        (OptimizerConfig(options={"foreach": True}), ["plain"], False),
+        (OptimizerConfig(options={"fused": False}), ["plain"], False),
+        (OptimizerConfig(groups=[{"options": {"capturable": True}}]), ["plain"], False),
+        (OptimizerConfig(), ["plain", "complex"], False),
+        (OptimizerConfig(), ["plain", "elsewhere"], False),
+        (OptimizerConfig(), [], False),
+    ],
+)
+def test_who_is_fused(
+    config: OptimizerConfig, parameters: list[str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked, "_FUSED_ON", "cpu")  # which stands for a GPU
+    plain = torch.zeros(4, 2)
+    kinds = {
+        "plain": plain,
+        "scalar": torch.zeros(()),
+        "divided": distribute_tensor(plain, init_device_mesh("cpu", (1,)), [Shard(0)]),
+        "complex": torch.zeros(2, dtype=torch.complex64),
+        "elsewhere": torch.zeros(2, device="meta"),
+    }
+    assert checked.is_fused(config, [kinds[name] for name in parameters]) is expected
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_fused_kernels_are_for_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make().model
+    chosen = OptimizerConfig(options={"fused": False})
+    for on, config, expected in [
+        ("cuda", OptimizerConfig(), None),
+        ("cpu", OptimizerConfig(), True),
+        ("cpu", chosen, False),
+    ]:
+        monkeypatch.setattr(checked, "_FUSED_ON", on)
+        (group,) = checked.build_optimizer(config, model).param_groups
+        assert group["fused"] is expected
+
+
 @pytest.mark.usefixtures("group_of_one")
 def test_a_state_that_no_checkpoint_can_hold_is_refused_before_the_first_step(
     tmp_path: Path,
@@ -57,7 +110,7 @@ LAYOUTS = {
     "tp": {"parallel.tp": 2},
 }
 LISTED = [f"torch.optim.{name}" for name in sorted(checked._ELEMENTWISE["torch"] - {"Muon"})]
-TRAINED = [*LISTED, *(f"tests.training.optimizers.{name}" for name in ("Lion", "Early"))]
+TRAINED = [*LISTED, *(f"tests.training.optimizers.{name}" for name in ("Lion", "Early", "Fused"))]
 CELLS = Cells(
     [],
     [

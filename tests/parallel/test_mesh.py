@@ -1,9 +1,15 @@
 """The place of each rank in the grid of five degrees."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.wrappers import parallel_model
 
 DEGREES = Degrees(dp_replicate=2, dp_shard=2, cp=2, tp=2, pp=2)
 MESHES = [Mesh(DEGREES, rank, torch.device("cpu")) for rank in range(32)]
@@ -30,3 +36,19 @@ def test_the_sums_of_each_sample_count_once() -> None:
     # Each of these has other samples, or other positions of them.
     parts = [(mesh.dp_rank, mesh.cp_rank) for mesh in counting]
     assert len(parts) == len(set(parts)) == 8
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_who_has_the_same_elements_is_asked_once_for_each_layout(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    grid = init_device_mesh("cpu", (1, 1))
+    layouts = [Shard(0), Replicate()], [Replicate(), Replicate()], [Replicate(), Shard(1)]
+    gradients = [distribute_tensor(torch.ones(2, 2), grid, layouts[n % 3]) for n in range(30)]
+    asked = []
+    shape = property(lambda self: (asked.append(self), (2, 3))[1])
+    monkeypatch.setattr(DeviceMesh, "shape", shape)
+    of = SimpleNamespace(degrees=SimpleNamespace(ranks=12, pp=2))
+    found = parallel_model._copies([*gradients, torch.ones(())], of)  # type: ignore[arg-type]
+    assert found == [3, 6, 2] * 10 + [6]
+    assert len(asked) == 3

@@ -218,3 +218,10 @@ class Extra(Own):
 
     def update(self, p: Any, grad: Any, state: Any, group: Any) -> None:
         p.sub_(grad, alpha=group["lr"])
+
+
+class Fused(torch.optim.AdamW):
+    """torch's, with the kernels that it gets on a GPU."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        super().__init__(params, fused=True, **options)

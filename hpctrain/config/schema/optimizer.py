@@ -7,6 +7,9 @@ from typing import Any
 
 from hpctrain.config.schema.key import key, section
 
+_FUSED = {f"torch.optim.{name}" for name in ("Adam", "AdamW", "SGD")}
+_IMPLEMENTATIONS = {"fused", "foreach", "capturable", "differentiable"}
+
 
 @dataclass
 class OptimizerConfig:
@@ -64,6 +67,12 @@ class OptimizerConfig:
         if name == "RMSprop":
             return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
         return (1 if name in ("ASGD", "Adagrad") else 2) + bool(options.get("amsgrad"))
+
+    @property
+    def fuses(self) -> bool:
+        """Whether torch can fuse its step into few kernels, and no option chooses others."""
+        chosen = {*self.options, *(n for rule in self.groups for n in rule.get("options") or ())}
+        return self._target_ in _FUSED and not chosen & _IMPLEMENTATIONS
 
 
 @dataclass

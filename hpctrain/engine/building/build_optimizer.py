@@ -8,10 +8,12 @@ optimizer keeps in attributes, where no checkpoint finds it, is asked after the 
 """
 
 import inspect
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from hpctrain.config.rules.parameter_rules import NAMED, NEEDS_CLOSURE, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
@@ -30,6 +32,7 @@ _ELEMENTWISE = {
     "lion_pytorch": {"Lion"},
 }
 _DIVIDED = ("dp_shard", "tp", "pp", "ep")
+_FUSED_ON = "cuda"  # on CPUs the bits of a run stay those that they were
 
 
 def check_optimizer(target: str, optimizer: torch.optim.Optimizer, model: ParallelModel) -> None:
@@ -72,6 +75,7 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
             "_target_": config._target_,
             "lr": config.lr,  # lr_scaling multiplies the rates of all its groups
             **weight_decay_of(config),
+            **({"fused": True} if is_fused(config, model.parameters) else {}),
             **config.options,
         },
         _given(config, model),
@@ -82,6 +86,17 @@ def build_optimizer(config: OptimizerConfig, model: ParallelModel) -> torch.opti
         # torch keeps names that it was given, and then refuses to name the state by parameters.
         group.pop("param_names", None)
     return optimizer
+
+
+def is_fused(config: OptimizerConfig, parameters: Sequence[torch.Tensor]) -> bool:
+    """Return whether an optimizer gets fused=True, which the config does not say.
+
+    A step is a few kernels then. A resumed run keeps what its checkpoint has: see `OptimizerState`.
+    """
+    if config._target_ == "torch.optim.SGD" and any(isinstance(p, DTensor) for p in parameters):
+        return False  # torch has no rule for it
+    fits = (p.device.type == _FUSED_ON and p.is_floating_point() for p in parameters)
+    return config.fuses and len(parameters) > 0 and all(fits)
 
 
 def _check_groups(config: OptimizerConfig, known: list[str]) -> None:

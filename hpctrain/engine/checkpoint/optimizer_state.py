@@ -104,7 +104,12 @@ class OptimizerState:
             held["state"][index] = held["state"].get(index, {}) | state
         for group, first in zip(held["param_groups"], self._firsts(), strict=True):
             start = f"param_groups.{first}."
-            group |= {k.removeprefix(start): v for k, v in flat.items() if k.startswith(start)}
+            saved = {k.removeprefix(start): v for k, v in flat.items() if k.startswith(start)}
+            if not group.get("fused"):
+                # The kernels of a GPU may not be there, or not for parameters that are divided now.
+                # A run that began without them goes on without them, to the same bits.
+                saved.pop("fused", None)
+            group |= saved
         self._optimizer.load_state_dict(held)
         # torch gives all states but "step" the dtype of the parameter.
         for index, state in loaded.items():

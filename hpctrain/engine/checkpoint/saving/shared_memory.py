@@ -129,15 +129,31 @@ class SharedMemory(Segment):
 
 
 def sampled(tensors: Iterable[torch.Tensor]) -> bytes:
-    """Return the digest of some bits of each tensor: equal for equal tensors, on any device."""
+    """Return the digest of some bits of each tensor: equal for equal tensors, on any device.
+
+    The bits of all tensors leave a GPU in one copy, because each copy waits for the device.
+    """
+    chosen = [*map(_chosen, tensors)]
+    alike: dict[torch.device, list[int]] = {}
+    for index, bits in enumerate(chosen):
+        alike.setdefault(bits.device, []).append(index)
+    for indices in alike.values():
+        parts = [chosen[index] for index in indices]
+        copied = torch.cat(parts).cpu().split([len(part) for part in parts])
+        for index, part in zip(indices, copied, strict=True):
+            chosen[index] = part
     digest = xxh3_128()
-    for tensor in tensors:
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor)
-        bits, step = tensor.view(_INTEGERS[tensor.itemsize]), max(1, tensor.numel() // _ELEMENTS)
-        chosen = bits.take(torch.arange(0, bits.numel(), step, device=bits.device))
-        digest.update(chosen.cpu().numpy().tobytes())
+    for bits in chosen:
+        digest.update(bits.numpy().tobytes())
     return digest.digest()
+
+
+def _chosen(tensor: torch.Tensor) -> torch.Tensor:
+    """Return some of a tensor's bytes, on its device."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    bits, step = tensor.view(_INTEGERS[tensor.itemsize]), max(1, tensor.numel() // _ELEMENTS)
+    return bits.take(torch.arange(0, bits.numel(), step, device=bits.device)).view(torch.uint8)
 
 
 def places(tensors: Sequence[torch.Tensor]) -> list[Placed]:

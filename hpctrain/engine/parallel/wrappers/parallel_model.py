@@ -7,9 +7,10 @@ The class here is for a model that one rank holds alone. `ddp`, `fsdp` and `pipe
 others, which change how gradients are reduced.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -128,7 +129,8 @@ class ParallelModel:
         """
         own = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         if self._divided:
-            total, own = _norm_of_parts(own, self.mesh), [local(gradient) for gradient in own]
+            counts, own = _copies(own, self.mesh), [local(gradient) for gradient in own]
+            total = _norm_of_parts(own, counts, self.mesh)
         elif own:
             # As torch.nn.utils.get_total_norm, which also sorts them by dtype and device.
             total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
@@ -224,14 +226,14 @@ def _scaled_on_gpu(
     return norm
 
 
-def _norm_of_parts(gradients: Sequence[torch.Tensor], mesh: Mesh) -> torch.Tensor:
-    """Return the L2 norm of the gradients of the whole model, of which a rank has a part.
+def _norm_of_parts(own: Sequence[torch.Tensor], counts: Sequence[int], mesh: Mesh) -> torch.Tensor:
+    """Return the L2 norm of the gradients of the whole model, of which a rank has its own parts.
 
     Every rank adds its part of the squares, divided by the number of ranks that add the same.
     """
     alike: dict[int, list[torch.Tensor]] = {}
-    for gradient in gradients:
-        alike.setdefault(_copies(gradient, mesh), []).append(local(gradient))
+    for gradient, count in zip(own, counts, strict=True):
+        alike.setdefault(count, []).append(gradient)
     squares = torch.zeros((), dtype=torch.float64, device=mesh.device)
     for count, tensors in alike.items():
         norm = torch.nn.utils.get_total_norm(tensors)
@@ -240,16 +242,26 @@ def _norm_of_parts(gradients: Sequence[torch.Tensor], mesh: Mesh) -> torch.Tenso
     return squares.sqrt()
 
 
-def _copies(tensor: torch.Tensor, mesh: Mesh) -> int:
-    """Return the number of ranks that have the same elements of a gradient.
+def _copies(gradients: Sequence[torch.Tensor], mesh: Mesh) -> list[int]:
+    """Return the number of ranks that have the same elements of each gradient.
 
-    It need not be divided as its parameter is: that of a table may be whole on every rank.
+    It need not be divided as its parameter is: that of a table may be whole on every rank. Few
+    layouts occur, and a look at one is a dozen calls, which a step would make for each gradient.
     """
-    count = mesh.degrees.ranks // mesh.degrees.pp
-    if isinstance(tensor, DTensor):
-        for size, placement in zip(tensor.device_mesh.shape, tensor.placements, strict=True):
-            count //= 1 if placement.is_replicate() else size
-    return count
+    ranks = mesh.degrees.ranks // mesh.degrees.pp
+    known: dict[Any, int] = {}
+    counts = []
+    for gradient in gradients:
+        if not isinstance(gradient, DTensor):
+            counts.append(ranks)
+            continue
+        layout = id(gradient.device_mesh), gradient.placements
+        if layout not in known:
+            sizes = zip(gradient.device_mesh.shape, gradient.placements, strict=True)
+            parts = math.prod(size for size, place in sizes if not place.is_replicate())
+            known[layout] = ranks // parts
+        counts.append(known[layout])
+    return counts
 
 
 def split(batch: Batch, parts: int) -> Iterator[tuple[Batch, bool]]:

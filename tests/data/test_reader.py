@@ -299,17 +299,6 @@ def many(tmp_path_factory):
     return folder
 
 
-def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
-    path = own / Index.load(own).split("train").shards[0].path
-    with h5py.File(path, "r+"):  # holds HDF5's lock
-        code = (
-            "\nimport torch\nimport sys, numpy as np; from pathlib import Path; "
-            "from hpctrain.data.sources.reader import Reader; "
-            "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
-        )
-        run_program(tmp_path, code, own)
-
-
 @pytest.mark.parametrize("chunks", [False, True])
 def test_shards_that_are_not_mapped(own, chunks):
     if chunks:

@@ -403,6 +403,7 @@ def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
     assert identity(again, "d") == identity(config, "d")
 
 
+@pytest.mark.slow
 def test_every_choice_of_conf_fits_the_schema(composer: Composer) -> None:
     where = ["data.path=/data", "output_dir=/runs"]
     found = groups(conf_dir())

@@ -112,6 +112,7 @@ def test_time_falls_with_more_gpus(estimator: Estimator) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.slow
 def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     few, more = (activations(partial(SMALL, layers=n)) for n in (8, 16))
     whole = activations(SMALL)

@@ -39,7 +39,7 @@ LONGEST = (
     "test_failed_runs_keep_their_code_unless_todays_is_asked_for",
     *("parallel/test_parity.py", "job/test_train.py", "tests/test_secrets.py"),
     *("tracking/test_tracking_server.py", "tracking/test_uploader.py", "launch/test_sweepers.py"),
-    *("parallel/test_checkpoints.py", "parallel/test_memory.py"),
+    "parallel/test_checkpoints.py",
     *("commands/test_status.py", "job/test_environment.py", "data/test_reader.py"),
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
 )

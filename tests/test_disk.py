@@ -3,19 +3,15 @@
 import os
 import pwd
 import socket
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from hpctrain.base.files import disk
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.processes.child import python_module
-from hpctrain.config import frozen
-from hpctrain.data.shards.index import Index
-from hpctrain.errors import ConfigError, DataError, HpctrainError, StorageError
-from hpctrain.runs.checkpoints.manifest import Manifest
+from hpctrain.errors import ConfigError
 from hpctrain.tracking.journal_line import parse
 
 if TYPE_CHECKING:
@@ -78,31 +74,6 @@ def test_no_part_below_a_run_is_a_link(tmp_path: Path) -> None:
         assert caught.value.filename == str(run / name)
     with pytest.raises(FileNotFoundError, match=r"a/x/file"):
         open_regular(run / "a" / "x" / "file", parts=3)
-
-
-def manifest(folder: Path) -> Any:
-    (folder / "manifest.json").write_text(DEEP)
-    return Manifest.read(folder)
-
-
-def config(folder: Path) -> Any:
-    (folder / "config.yaml").write_text(f"model: {DEEP[:500]}")
-    return frozen.load(folder / "config.yaml")
-
-
-@pytest.mark.parametrize(
-    ("read", "error"),
-    [
-        (manifest, StorageError),
-        (config, ConfigError),
-        (lambda folder: Index.loads(DEEP.encode(), f"{folder}/index.json"), DataError),
-    ],
-)
-def test_json_that_is_nested_too_deeply_is_an_error_that_names_the_file(
-    read: Callable[[Path], Any], error: type[HpctrainError], tmp_path: Path
-) -> None:
-    with pytest.raises(error, match=str(tmp_path)):
-        read(tmp_path)
 
 
 def test_a_journal_line_that_is_nested_too_deeply_is_no_record() -> None:

@@ -3,13 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from torch import distributed
 
-from tests import ranks
 from tests.ranks import RanksError, run_ranks
 
 
@@ -37,16 +35,6 @@ def hang(which: int) -> None:
         time.sleep(1000)
 
 
-def surroundings() -> tuple[str | None, str, int]:
-    return os.environ.get("HPCTRAIN_TEST_RANKS"), os.getcwd(), torch.get_num_threads()
-
-
-@pytest.mark.parametrize("n", [1, 2, 4])
-def test_results_come_by_rank(n: int) -> None:
-    whole = n * (n + 1) / 2
-    assert run_ranks(total, n, 10) == [(rank, n, 10 * whole) for rank in range(n)]
-
-
 @pytest.mark.parametrize("then_wait", [False, True])
 def test_an_exception_is_told_with_its_rank(then_wait: bool) -> None:
     with pytest.raises(RanksError, match=r"rank 1 of 2: Traceback") as caught:
@@ -68,14 +56,3 @@ def test_a_rank_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
         run_ranks(hang, 2, 1, timeout=5)
     assert "rank 0" not in str(caught.value)
     assert len(run_ranks(total, 2, 1)) == 2
-
-
-def test_environment_and_folder_are_those_of_the_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HPCTRAIN_TEST_RANKS", "yes")
-    monkeypatch.chdir(tmp_path)
-    assert run_ranks(surroundings, 2) == [("yes", str(tmp_path), 1)] * 2
-    monkeypatch.delenv("HPCTRAIN_TEST_RANKS")
-    monkeypatch.chdir(ranks.ROOT)
-    assert run_ranks(surroundings, 1) == [(None, str(ranks.ROOT), 1)]

@@ -162,14 +162,6 @@ def test_an_error_before_any_command(tmp_path: Path) -> None:
     assert not COMMAND.search(found)
 
 
-def test_a_table_on_a_terminal_has_only_our_colours(planted: Path) -> None:
-    found = shown_on_terminal("hpctrain", "status", "--dir", str(planted))
-    assert COLOUR.search(found)
-    assert SEEN in found
-    assert "[bold]y[/bold] [/nope]" in found
-    assert not COMMAND.search(COLOUR.sub("", found))
-
-
 def test_logs_are_exact_in_a_file_and_harmless_on_a_terminal(planted: Path) -> None:
     (run,) = planted.glob("*finished*")
     content = f"\x1b[32mgreen\x1b[0m\tä {EVIL}\r\n10%\r20%\r\n".encode() + b"\xff\xfe no end"

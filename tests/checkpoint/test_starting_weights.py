@@ -67,12 +67,6 @@ def test_what_does_not_match(rename: list[Rename], skip: list[str], message: str
     assert message in str(caught.value)
 
 
-def test_a_tied_weight_is_stored_once() -> None:
-    model = {"embed": (4,), "head": (4,)}
-    assert match({"embed": (4,)}, model, ties={"embed": "embed", "head": "embed"}).initial == []
-    assert match({"embed": (4,)}, model).initial == ["head"]
-
-
 def _loaded(cells: list[Cell], path: Path, rename: list[Rename]) -> list[dict[str, torch.Tensor]]:
     """Return the parameters of each layout after it has loaded the weights."""
     found = []

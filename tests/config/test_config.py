@@ -108,23 +108,15 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
         ),
         ("lr=1", "unknown key lr: did you mean optimizer.lr? the top level has"),
         ("launch.partition=a", "unknown key launch.partition: did you mean site.partition? launch"),
-        ("+train.stepz=1", "unknown key train.stepz: did you mean train.max_steps"),
-        ("trainn=1", "unknown key trainn: did you mean train?"),
         # The names of other tools.
         ("accumulate_grad_batches=4", "accumulate_grad_batches: did you mean train.accumulate?"),
         ("+train.learning_rate=1", "unknown key train.learning_rate: did you mean optimizer.lr?"),
         ("fast_dev_run=true", "unknown key fast_dev_run: did you mean debug=fast?"),
-        ("optimizer.lr=abc", "optimizer.lr=abc: it must be of type float"),
-        ("train=5", "train=5: train has keys of its own; the value belongs to one of them"),
         ("launch.nodes=two", "launch.nodes='two': it must be a number of nodes, such as 4, or a"),
-        ("launch.nodes=1.5", "launch.nodes=1.5: it must be of type integer or text"),
-        ("launch.nodes=0", "launch.nodes=0: it must be at least 1"),
         ("launch.nodes=0-2", "launch.nodes='0-2': it must be at least 1"),
         ("launch.nodes=8-4", "launch.nodes='8-4': a range begins with the smaller number: 4-8"),
         ("launch.nodes=1-99999", "launch.nodes='1-99999': a range has at most 10000 numbers"),
-        ("launch.spares=-1", "launch.spares=-1: it must be at least 0"),
         ("optimizer.lr=-1", "optimizer.lr=-1.0: it must be greater than 0"),
-        ("optimizer.lr_scaling=log", "optimizer.lr_scaling=log: allowed are none, linear, sqrt"),
         (
             "optimizer.lr_scaling=sqrt",
             "optimizer.lr_scaling=sqrt needs optimizer.base_batch_size: the global batch size for "
@@ -134,42 +126,23 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "train.lora.match=head",
             "train.lora.match=head needs checkpoint.init_from: the weights that the adapters are",
         ),
-        ("optimizer.base_batch_size=0", "optimizer.base_batch_size=0: it must be at least 1"),
         (
             "scheduler.warmup_epochs=1",
             "scheduler.warmup_steps=20 with scheduler.warmup_epochs=1: give one length of the "
             "warm-up and set the others to 0",
         ),
         ("optimizer.lr=nan", "optimizer.lr=nan: it must be greater than 0"),
-        ("train.clip_norm=0", "train.clip_norm=0.0: it must be greater than 0"),
-        ("checkpoint.every_s=0", "checkpoint.every_s=0.0: it must be greater than 0"),
         ("experiment=none_such", "experiment=none_such: no such choice; there are: digits"),
-        ("optimizer=adamx", "optimizer=adamx: no such choice; there are: adamw, sgd"),
         ("precision.params=bf16", "precision.params=bf16 with precision.compute=fp32: numbers in"),
-        (
-            "precision.compute=fp4",
-            "compute=fp4: allowed are fp64, fp32, tf32, bf16, fp16, fp8",
-        ),
-        ("train.compile=false", "compile=false: allowed are off, blocks, model"),
         ("data.tail=cut", "data.tail=cut: allowed are drop, pad"),
-        ("seed=-1", "seed=-1: it must be at least 0"),
-        ("checkpoint.keep=1", "checkpoint.keep=1: it must be at least 2"),
         (
             "train.max_epochs=null",
             "train.max_epochs=null with train.max_steps=null: give one of them",
         ),
         ("name=a/b", "name='a/b': letters, digits"),
         ("model._target_=MLP", "model._target_=MLP: choose one with model=NAME"),
-        ("model._target_=none_such.MLP", "no package 'none_such' here"),
-        ("model._target_=hpctrain.models.MPL", "hpctrain.models has no 'MPL'; it has 'MLP'"),
-        ("optimizer._target_=torch.optim.sgd", "torch.optim.sgd is a module; name a class"),
         ("model.hidden=256", "hpctrain.models.MLP takes hidden: Sequence[int], such as [256]"),
-        (
-            "+model.nap=1",
-            "model.nap=1: hpctrain.models.MLP has no argument nap; it has in_features",
-        ),
         ("~model.hidden", "model.hidden is missing: hpctrain.models.MLP needs it"),
-        ("+optimizer.options.beta=1", "optimizer.options.beta=1: torch.optim.AdamW has no"),
         ("task.target=lable", "task.target=lable: did you mean label? the samples have image, la"),
         ("metric=val/acc", "metric=val/acc: did you mean val/accuracy? this run produces train/"),
         (
@@ -178,16 +151,10 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "without evaluation: data.val_split=null",
         ),
         ("parallel.dp_shard=3", "dp_replicate -1 x dp_shard 3 x cp 1 x tp 1 x pp 1, but"),
-        ("parallel.dp_replicate=3", "dp_replicate 3 x dp_shard 1 x cp 1 x tp 1 x pp 1 = 3, but"),
         ("train.global_batch_size=100000", "train.global_batch_size=100000, but the split 'train'"),
         ("data.train_split=trian", "data.train_split=trian: /"),
         ("tracking.uri=file:///x", "tracking.uri"),
         ("network.infiniband='a b'", "network.infiniband='a b': auto, none, or devices such as"),
-        ("train.lora.rank=16", "train.lora.rank=16 needs train.lora.match: without it, this key"),
-        ("train.lora.alpha=32", "train.lora.alpha=32 needs train.lora.match"),
-        ("train.lora.dropout=0.1", "train.lora.dropout=0.1 needs train.lora.match"),
-        ("train.lora.also=[head]", "train.lora.also=['head'] needs train.lora.match"),
-        ("train.lora.quantize=nf4", "train.lora.quantize=nf4 needs train.lora.match"),
         ("launch.warn_s=3600", "launch.warn_s=3600 seconds is not below launch.time_min=60"),
         (
             "launch.nodes=2; launch.tasks_per_node=3",
@@ -198,13 +165,10 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "network.debug=WARN; +site.env.NCCL_DEBUG=INFO",
             "network.debug and site.env.NCCL_DEBUG set the same variable: give one of them",
         ),
-        ("site.memory_option=ram", "site.memory_option=ram: allowed are mem, mem-per-cpu"),
-        ("site.container.runtime=docker", "runtime=docker: allowed are null, apptainer"),
         (
             "site.container.runtime=pyxis",
             "args=[]: give the image, or args that name",
         ),
-        ("site.container.runtime=command", "needs site.container.args"),
         (
             "site.container.runtime=command; site.container.image=i",
             "with site.container.image=i: say it in args",
@@ -264,17 +228,6 @@ def test_a_split_that_stayed_empty(composer: Composer, tmp_path: Path) -> None:
     assert str(caught.value) == f"{missing}; {write}: data.val_split=null"
 
 
-@pytest.mark.parametrize(
-    ("override", "name"),
-    [("name=nan", "nan"), ("name=true", "true"), ("name=1e3", "1e3"), ("name=007", "007")],
-)
-def test_a_text_stays_text_with_and_without_a_sweep(
-    compose: Compose, composer: Composer, override: str, name: str
-) -> None:
-    assert compose("experiment=digits", override).name == name
-    assert composer.typed(["experiment=digits", override]).name == name
-
-
 def test_a_file_and_the_command_line_say_the_same(compose: Compose, tmp_path: Path) -> None:
     """A folder of --config-dir; its text keys, also in lists and mappings, and its minutes."""
     for folder in ("experiment", "site"):
@@ -309,12 +262,6 @@ def test_a_sweep_of_texts_stays_what_was_written() -> None:
     with composed(["experiment=digits", "name=1e3,1.10,x"], None) as call:
         names = [call.composer.typed(run).name for run in call.runs]
     assert names == ["1e3", "1.10", "x"]
-
-
-@pytest.mark.parametrize("override", ["seed=1.5", "seed=abc"])
-def test_the_keys_at_the_top_have_their_types_in_a_sweep(composer: Composer, override: str) -> None:
-    with pytest.raises(ConfigError, match=f"{override}: it must be of type integer"):
-        composer.typed(["experiment=digits", override])
 
 
 @pytest.mark.parametrize(
@@ -456,6 +403,7 @@ def test_frozen_config_reads_back_the_same(compose: Compose) -> None:
     assert identity(again, "d") == identity(config, "d")
 
 
+@pytest.mark.slow
 def test_every_choice_of_conf_fits_the_schema(composer: Composer) -> None:
     where = ["data.path=/data", "output_dir=/runs"]
     found = groups(conf_dir())

@@ -4,16 +4,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import yaml
 
 from hpctrain.config.gone import table
 from hpctrain.config.identity import (
     IDENTITY_VERSION,
-    changeable,
     chosen,
     identity,
-    override_key,
     signature,
 )
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
@@ -148,19 +145,6 @@ def test_the_digest_stands_for_places_and_files() -> None:
     assert config.data.mixture == parts
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["train.accumulate", "train.log_every", "data.prefetch_mb", "data.workers", "parallel", "site"],
-)
-def test_speed_memory_and_places_are_not_part_of_it(name: str) -> None:
-    assert name in changeable()
-
-
-def test_a_section_outside_excludes_its_keys() -> None:
-    inside = {member.name for member in keys(Config) if member.identity}
-    assert not {name for name in inside if name.startswith(("parallel.", "site.container."))}
-
-
 def test_what_differs_and_what_was_named_is_chosen() -> None:
     config = Config()
     config.optimizer.lr *= 2
@@ -169,8 +153,3 @@ def test_what_differs_and_what_was_named_is_chosen() -> None:
     # A sweep over seeds has the default among its values.
     named = chosen(config, ["++seed=0", "experiment=digits", "optimizer.lr=1"])
     assert named == {**chosen(config), "seed": 0}
-
-
-def test_keys_of_overrides() -> None:
-    texts = ["a.b=1", "+a.b=1", "++a.b=x=y", "~a.b"]
-    assert {override_key(text) for text in texts} == {"a.b"}

@@ -1,7 +1,5 @@
 """A `_target_` and its arguments are checked by the source, without importing it."""
 
-import importlib
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -164,21 +162,3 @@ def test_what_python_accepts_or_cannot_be_known_is_accepted(
 def test_what_python_would_refuse_is_named(target: str, given: dict[str, Any], said: str) -> None:
     (one,) = found(target, given)
     assert said in one
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        *("hpctrain.models.MLP", "hpctrain.models.Transformer", "hpctrain.models.ConvNet"),
-        *("hpctrain.tasks.Classification", "hpctrain.tasks.LanguageModel", "torch.optim.AdamW"),
-        *("torch.optim.SGD", "hpctrain.data.transforms.RandomCrop"),
-    ],
-)
-def test_it_reads_the_signature_that_python_has(target: str) -> None:
-    module, _, name = target.rpartition(".")
-    parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    known = signature(target)
-    assert known is not None
-    empty = [(name, each.default is each.empty) for name, each in parameters.items()]
-    read = known.parameters.items()
-    assert [(name, each.default is each.empty) for name, each in read] == empty

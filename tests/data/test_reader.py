@@ -1,9 +1,6 @@
-import errno
 import itertools
 import json
-import os
 import pickle
-import re
 import resource
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +16,6 @@ from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.shard import digest_file
-from hpctrain.data.shards.storage import file as storage_file
 from hpctrain.data.sources import datasets
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
@@ -147,22 +143,10 @@ def test_an_unknown_field_names_those_that_exist(folder):
     assert words in str(error.value)
 
 
-def test_an_unknown_split(folder):
-    with pytest.raises(DataError, match="no split 'test'"):
-        Reader(folder, "test")
-
-
 @pytest.mark.parametrize("index", [-1, COUNT])
 def test_an_index_outside(folder, index):
     with pytest.raises(IndexError, match=f"of {COUNT} samples"):
         Reader(folder, "train").read(np.array([index]))
-
-
-def test_a_truncated_shard(own):
-    shard = Index.load(own).split("train").shards[0]
-    os.truncate(own / shard.path, shard.bytes - 10)
-    with pytest.raises(DataError, match=r"train-00000\.h5 is truncated"):
-        Reader(own, "train").read(np.array([0]))
 
 
 def damage(folder, change):
@@ -262,28 +246,6 @@ def test_links_inside_a_shard_are_followed(own):
         Reader(own, "train").read(np.array([1]))
 
 
-def test_a_damaged_chunk_is_named(own):
-    rewrite(own, {"compression": "gzip"})
-    shard = Index.load(own).split("train").shards[0]
-    with h5py.File(own / shard.path) as file:
-        offset = file["image"].id.get_chunk_info(0).byte_offset
-    with open(own / shard.path, "r+b") as raw:
-        raw.seek(offset)
-        raw.write(b"\xff" * 8)
-    with pytest.raises(DataError) as error:
-        Reader(own, "train").read(np.arange(3))
-    assert re.search(r"train-00000.h5: 'image' is damaged in samples 0 to 3", str(error.value))
-
-
-def test_threads_share_a_reader(own):
-    for folder in (own, rewrite(own, {})):
-        reader = Reader(folder, "train")
-        indices = [np.random.default_rng(i).integers(0, COUNT, 20) for i in range(60)]
-        with ThreadPoolExecutor(8) as pool:
-            for rows, wanted in zip(pool.map(reader.read, indices), indices, strict=True):
-                assert (rows["image"] == IMAGES[wanted]).all()
-
-
 FORK = """
 import torch
 import os, sys
@@ -337,17 +299,6 @@ def many(tmp_path_factory):
     return folder
 
 
-def test_a_file_of_another_program_may_be_open_for_writing(own, tmp_path):
-    path = own / Index.load(own).split("train").shards[0].path
-    with h5py.File(path, "r+"):  # holds HDF5's lock
-        code = (
-            "\nimport torch\nimport sys, numpy as np; from pathlib import Path; "
-            "from hpctrain.data.sources.reader import Reader; "
-            "print(Reader(Path(sys.argv[1]), 'train').read(np.array([0]))['score'])"
-        )
-        run_program(tmp_path, code, own)
-
-
 @pytest.mark.parametrize("chunks", [False, True])
 def test_shards_that_are_not_mapped(own, chunks):
     if chunks:
@@ -356,29 +307,6 @@ def test_shards_that_are_not_mapped(own, chunks):
     compare(reader, [49, 0, 7, 7, 8, 9, 23, 8])
     compare(reader, list(range(COUNT)))
     compare(reader, [])
-
-
-def test_a_read_that_fails_is_tried_again_then_named(own, monkeypatch):
-    reader = Reader(own, "train", fields=["score"], mapped=False)
-    reader.read(np.array([0]))
-    monkeypatch.setattr(storage_file, "PAUSES_S", (0.0, 0.0))
-    real, failures = os.preadv, []
-
-    def flaky(*arguments):
-        if len(failures) < limit:
-            failures.append(arguments)
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "preadv", flaky)
-    limit = 2
-    assert reader.read(np.array([1]))["score"] == SCORES[1]
-    assert len(failures) == 2
-    failures.clear()
-    limit = 3
-    words = r"train-00000.h5: 'score' cannot be read in samples 2 to 4: .*Input/output error"
-    with pytest.raises(DataError, match=words):
-        reader.read(np.array([4, 3, 2]))
 
 
 def test_more_shards_than_can_be_open(many, monkeypatch):

@@ -105,18 +105,6 @@ def python(code, *arguments, **env):
     )
 
 
-def test_shards_are_copied_once_and_shared(source, shards, base):
-    with closing(Stage(source, base)) as first, closing(Stage(source, base)) as second:
-        for shard in shards:
-            assert right(first.path(shard), shard)
-            assert first.path(shard) == second.path(shard)
-        assert first.copied_bytes == sum(shard.bytes for shard in shards)
-        assert second.copied_bytes == 0
-        first.close()
-        assert second.path(shards[0]).exists()
-    assert list(base.iterdir()) == [], "the last one removes them"
-
-
 def test_a_plan_is_copied_ahead(source, shards, base):
     with closing(Stage(source, base)) as stage:
         stage.plan(shards[2:5])

@@ -61,7 +61,6 @@ def test_a_subset_works_with_other_samplers():
     [
         (np.array([], dtype=int), "holds none"),
         (np.array([3, 10]), "index 10; the data set has 0 to 9"),
-        (np.array([-1, 3]), "index -1"),
         (np.array([0.5]), "float64"),
         (np.array([True, False]), "bool"),
         (np.array([[1]]), "list of integers"),

@@ -1,7 +1,6 @@
 """`data_prep index` makes a data set of HDF5 files that other programs wrote."""
 
 import itertools
-import json
 import os
 import sys
 
@@ -164,20 +163,6 @@ def test_the_same_command_twice(tmp_path, data_prep):
     assert "unfinished conversion" in data_prep(*command)[2]
 
 
-@pytest.mark.usefixtures("any_workers")
-def test_the_result_does_not_depend_on_the_workers(tmp_path, data_prep):
-    folder = write(tmp_path / "set")
-    contents = []
-    for workers in (1, 3):
-        code, *_ = data_prep("index", folder, *FIELDS, "--workers", workers, "--overwrite")
-        assert code == 0
-        content = json.loads((folder / "index.json").read_text())
-        del content["provenance"]
-        contents.append(content)
-        (folder / "index.json").unlink()
-    assert contents[0] == contents[1]
-
-
 ODD = {
     "text": (["abc"] * 5, "holds what no field has: dtype "),
     "bytes": (np.array([b"abc"] * 5), "holds what no field has: dtype "),
@@ -246,19 +231,6 @@ def test_files_that_cannot_be_read(tmp_path, data_prep):
     assert f"{folder}/no.h5 does not exist" in data_prep("index", folder / "no.h5", *FIELDS)[2]
     (folder / "empty").mkdir()
     assert "has no .h5 or .hdf5 files" in data_prep("index", folder / "empty", *FIELDS)[2]
-
-
-def test_a_damaged_chunk_is_found_before_the_index_is_written(tmp_path, data_prep):
-    folder = write(tmp_path / "set", chunks=(8, 5, 4), compression="gzip")
-    with h5py.File(folder / "run 1.h5") as file:
-        offset = file["x/data"].id.get_chunk_info(1).byte_offset
-    with (folder / "run 1.h5").open("r+b") as raw:
-        raw.seek(offset)
-        raw.write(b"\xff" * 8)
-    code, _, err = data_prep("index", folder, *FIELDS)
-    assert code == 3
-    assert "run 1.h5: 'x/data' is damaged in samples 8 to 15" in err
-    assert not (folder / "index.json").exists()
 
 
 def test_a_file_that_is_written_to(tmp_path, data_prep):

@@ -275,9 +275,6 @@ def damaged(name):
             os.mkdir(name)
         case "pipe.npy":
             os.mkfifo(name)
-        case _ if name.startswith("cut."):
-            content = Path(f"x{name[3:]}").read_bytes()
-            Path(name).write_bytes(content[: len(content) * 2 // 3])
         case _ if name.startswith("noise."):
             Path(name).write_bytes(np.random.default_rng(1).bytes(3000))
     return name
@@ -287,18 +284,15 @@ def damaged(name):
     ("where", "words"),
     [
         ("nope.npy", "nope.npy cannot be read: No such file"),
-        ("nope.h5:/x", "nope.h5 cannot be read: No such file"),
         ("object.npy", "object.npy is not readable as NumPy: Array can't be memory-mapped: Python"),
         ("object.npz", "object.npz is of dtype object: save arrays of numbers"),
         ("two.npy", "two.npy: its header says 4,800 bytes of data, 9,728 are there; a file"),
-        ("cut.npy", "cut.npy is not readable as NumPy: mmap length is greater than file size"),
         ("twice.npz:x", "twice.npz holds 'x' twice"),
         ("huge.npy", "huge.npy is not readable as NumPy: "),
         ("noise.npy", "noise.npy is not readable as NumPy: the magic string is not correct"),
         ("folder.npy", "folder.npy is a folder"),
         ("pipe.npy", "pipe.npy is not a file"),
         ("links.h5:out", "is a link into x.h5; write a function"),
-        ("links.h5:soft", "is a link into x.h5; write a function"),
         ("links.h5:virtual", "is a virtual dataset, of "),
         ("links.h5:raw", "is stored in the file x.bin; write a function"),
         ("links.h5:loop", "its links lead in a circle"),
@@ -320,13 +314,9 @@ def test_files_that_cannot_be_read(here, data_prep, where, words):
     [
         ([], "give .npy or .npz files before OUT, or --field NAME=FILE"),
         (["--field", "x"], "--field 'x' is not NAME=FILE"),
-        (["--field", "x="], "--field 'x=' is not NAME=FILE"),
         (["--field", "x=x.h5"], "x.h5 holds several arrays; there are: /big >f4"),
-        (["--field", "x=x.h5"], "For example: --field big=x.h5:/big"),
         (["--field", "x=x.h5:/nope"], "x.h5 has no array '/nope'; there are: /big"),
         (["--field", "x=plain.npz"], "plain.npz holds several arrays; there are: a; label."),
-        (["--field", "x=x.nc:x"], "x.nc:x: its name does not say what it is; FILE.npy, "),
-        (["--field", "x=x.zarr:a"], "x.zarr:a: its name does not say what it is; FILE.npy, "),
         (["--field", "x=nope*.npy"], "no file matches 'nope*.npy'"),
         (["--field", "x=x.npy:a"], "a .npy file holds one array, and takes no key"),
         (["--field", "x=x.bin"], "x.bin: its name does not say what it is; FILE.npy, "),
@@ -335,7 +325,6 @@ def test_files_that_cannot_be_read(here, data_prep, where, words):
         (["--field", "x=x.npy", "--axis", "x=3"], "--axis 3: x.npy has 3 axes, (100, 3, 4)"),
         (["--field", "x=x.npy", "--axis", "x=--1"], "'--1' is not the number of an axis, from 0"),
         (["--field", "x=x.npy", "--axis", "x"], "--axis 'x' is not NAME=K"),
-        (["--field", "x=x.npy", "--axis", "y=1"], "--axis: there is no field 'y'; there are x"),
         (["--field", "x=x.npy", "--cast", "y=int8"], "--cast: there is no field 'y'"),
         (["--field", "x=x.npy", "--cast", "x=double"], "--cast: 'double' is not one of uint8"),
     ],

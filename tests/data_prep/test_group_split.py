@@ -4,7 +4,6 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from data_prep.writing.convert import convert
 from hpctrain.data.shards.index import Index
@@ -104,27 +103,6 @@ def test_groups_of_texts_and_of_a_column(tmp_path):
     }
     assert not found["train"] & found["val"]
     assert len(found["val"]) == 4
-
-
-def test_a_list_of_images_and_a_table(tmp_path, data_prep):
-    import pyarrow as pa
-    import pyarrow.csv
-
-    (tmp_path / "src").mkdir()
-    names = [f"p{i % 20}" for i in range(60)]
-    for i in range(60):
-        Image.new("L", (4, 4), i).save(tmp_path / "src" / f"{i}.png")
-    table = pa.table({"path": [f"{i}.png" for i in range(60)], "label": names, "patient": names})
-    path = tmp_path / "src" / "list.csv"
-    pyarrow.csv.write_csv(table, path)
-    images = ("images", path, tmp_path / "images", *SPLIT, "--group", "patient")
-    assert data_prep(*images)[0] == 0
-    assert is_whole(tmp_path / "images", "label")
-    drop = ("--group", "patient", "--drop", "path,patient")
-    rows = ("table", path, tmp_path / "table", *SPLIT, *drop)
-    code, _, said = data_prep(*rows, "--categorical", "label")
-    assert (code, said) == (0, "")
-    assert is_whole(tmp_path / "table", "label")
 
 
 @pytest.mark.parametrize(

@@ -155,15 +155,6 @@ def test_equal_keys_stay_together_in_a_class_too(tmp_path):
     assert not first & second
 
 
-def test_both_passes_at_once(tmp_path):
-    rows = [Row(float(i % 50), label=i % 2) for i in range(100)]
-    chosen = options("a=0.5,b=0.5", stratify="label", dedup="exact")
-    index = convert(hand(rows[:70], rows[70:]), tmp_path / "OUT", chosen)
-    for name in "ab":
-        assert Counter(values(tmp_path / "OUT", name, "label")).most_common()[0][1] <= 13
-    assert sum(shard.count for shard in index.shards) == 50
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -191,15 +182,6 @@ def test_by_a_column(tmp_path):
         "val-2": [2],
     }
     assert index.provenance["left_out"]["unusable"] == 2
-
-
-def test_by_file(tmp_path):
-    source = hand([Row(1)], [Row(2)], [Row(3)])
-    index = convert(source, tmp_path / "OUT", options("file:val=f1,train=f*"))
-    assert index.splits == ("val", "train")
-    assert [values(tmp_path / "OUT", name) for name in index.splits] == [[2], [1, 3]]
-    with pytest.raises(DataError, match="--split file:val=f1: no pattern matches f0"):
-        convert(source, tmp_path / "NEW", options("file:val=f1"))
 
 
 def test_other_byte_orders_and_blocks_give_the_same(tmp_path):

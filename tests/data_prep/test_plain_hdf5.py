@@ -109,16 +109,6 @@ def test_h5py_alone_reads_it(shard, codec):
     assert said == f"{SAMPLES['image'].sum(dtype=int)} {COUNT}\n"
 
 
-def test_the_same_samples_are_the_same_bytes(tmp_path, shard, codec):
-    batches = [
-        ("train", {name: values[start:stop] for name, values in SAMPLES.items()})
-        for start, stop in ((0, 1), (1, 7), (7, 60))
-    ]
-    compression = Compression(codec, chunk_bytes=800)
-    write_shards(tmp_path / "again", batches, compression=compression)
-    assert (tmp_path / "again" / "train-00000.h5").read_bytes() == shard.read_bytes()
-
-
 # Tests of many readers at once, and of locks
 
 READ = """

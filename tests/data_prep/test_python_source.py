@@ -11,7 +11,6 @@ from hpctrain.data.shards.index import Index
 from tests.data_prep import read_back
 
 CODE = """
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 import numpy as np
@@ -47,12 +46,7 @@ def given(**args):
 
 def a_list(): return [{"n": i} for i in range(3)]
 def nothing(): return None
-def one(): return {"n": 1}
 def empty(): return []
-def leaves():
-    yield {"n": 1}
-    sys.exit(3)
-def fails(): raise KeyError("x")
 def odd():
     return [{"n": 1}, {"n": 2.5}, {"m": 1}, 5, *({"n": n} for n in (2**63, 3.0, "x", None))]
 def no_split(): return [{"n": 1, "split": 3}]
@@ -253,17 +247,11 @@ def test_what_else_makes_a_data_set(data_prep):
     ("args", "code", "words"),
     [
         (["mine"], 2, "'mine' is not FILE.py:NAME or MODULE:NAME"),
-        (["mine.py:"], 2, "'mine.py:' is not FILE.py:NAME or MODULE:NAME"),
         (["nope.py:x"], 3, "nope.py cannot be read: No such file"),
         (["mine.py:nope"], 2, "has no function 'nope'; it has Config, samples, helper"),
-        (["mine.py:np"], 2, "has no function 'np'"),
         (["broken.py:x"], 3, "broken.py cannot be imported: "),
-        (["leaves.py:x"], 3, "leaves.py cannot be imported: SystemExit: 1"),
         (["mine.py:nothing"], 3, "nothing returns a NoneType, no iterable of samples"),
-        (["mine.py:one"], 3, "one returns a dict, no iterable of samples"),
         (["mine.py:empty"], 3, "mine.py:empty yields no sample"),
-        (["mine.py:leaves"], 3, "leaves, sample 1: SystemExit: 3"),
-        (["mine.py:fails"], 3, "mine.py: fails: KeyError: 'x'"),
         (["mine.py:no_split"], 3, "sample 0: its 'split' is 3, no name"),
         (["mine.py:bad_split"], 3, "sample 0: split '../x': a name has letters"),
         (["mine.py:numbered"], 3, "sample 0: the field 3 has no text for a name"),
@@ -277,10 +265,8 @@ def test_what_else_makes_a_data_set(data_prep):
         (["mine.py:Noisy", "--fields", "x"], 3, "sample 0: it is another one when it is asked"),
         (["mine.py:a_list", "--fields", "m"], 3, "it has no 'm', which --fields names"),
         (["nowhere:x"], 2, "there is no module 'nowhere' here, and none is installed"),
-        (["broken:x"], 3, "broken cannot be imported: "),
         (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
-        (["mine.py:samples", "--arg", "n=3", "--arg", "m=1"], 2, "unexpected keyword argument 'm'"),
         (
             ["mine.py:samples", "--arg", "n=3", "--arg", "part=1"],
             2,
@@ -293,7 +279,6 @@ def test_what_else_makes_a_data_set(data_prep):
 )
 def test_what_cannot_be(data_prep, args, code, words):
     Path("broken.py").write_text("def x(:\n")
-    Path("leaves.py").write_text("raise SystemExit(1)\n")
     found, out, err = data_prep("python", args[0], "OUT", *args[1:], "--workers", 1)
     assert words in err
     assert (found, out) == (code, "")

@@ -12,7 +12,6 @@ import xxhash
 
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader
 from tests.shards.planted import KINDS, planted
 from tests.written import write_shards
@@ -199,20 +198,6 @@ def test_a_damaged_shard_is_found(src, tmp_path, repack):
     assert f"shard {path} is truncated" in err
     path.unlink()
     assert f"shard {path} is missing" in repack(src, tmp_path / "out")[2]
-
-
-def test_offsets_that_go_back(tmp_path, repack):
-    write_shards(tmp_path / "src", [("train", {"text": TEXTS})])
-    path = tmp_path / "src" / "train-00000.h5"
-    with h5py.File(path, "r+") as file:
-        file["text/offsets"][5] = 10**6
-    index = Index.load(tmp_path / "src")  # the shard was damaged before its digest was computed
-    shard = replace(index.shards[0], digest=digest_file(path))
-    replace(index, shards=(shard,)).save(tmp_path / "src")
-    for options in ((), ("--shuffle", "1")):
-        code, _, err = repack(tmp_path / "src", tmp_path / "out", *options)
-        assert code == 3
-        assert f"shard {path} is damaged: the offsets of 'text' go back" in err
 
 
 def test_an_old_index_without_elements(src, tmp_path, repack):

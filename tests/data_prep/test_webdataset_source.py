@@ -201,17 +201,11 @@ def test_a_tar_that_ends_without_its_end(data_prep):
         (["empty.tar"], 3, "empty.tar: there is no sample to use"),
         (["text.tar"], 3, "text.tar: the tar cannot be read"),
         (["json.tar"], 2, "members .png, .json, and .json has no field by default"),
-        (["json.tar"], 2, "--field NAME=json:KEY"),
         (["flac.tar"], 2, "such as --field NAME=flac:bytes"),
         (["both.tar"], 2, "the members .png and .jpg would both be the field 'image'"),
         (["0.tar", "--field", "x"], 2, "--field 'x': it is NAME=EXT,…"),
-        (["0.tar", "--field", "=png"], 2, "--field '=png'"),
-        (["0.tar", "--field", "x="], 2, "--field 'x='"),
         (["0.tar", "--field", "x=png,cls"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=flac"], 2, "or any as EXT:bytes"),
-        (["0.tar", "--field", "x=meta.pyd"], 2, "with extensions of one kind"),
-        (["pyd.tar"], 2, "pyd.tar: the first sample has members .pyd, and .pyd has no field by"),
-        (["0.tar", "--field", "x=png:nope"], 2, "with extensions of one kind"),
         (["0.tar", "--field", "x=png", "--field", "x=cls"], 2, "--field x is there twice"),
         (["0.tar", "--field", "x=webp"], 3, "sample '0': it has no member .webp for 'x'"),
         (["json.tar", "--field", "x=json:y"], 3, ".json: there is no key 'y'"),
@@ -225,7 +219,6 @@ def test_what_cannot_be(data_prep, args, code, words):
     write("empty.tar", [("README", b"x")])
     write("json.tar", [IMAGE, ("0.json", b'{"a": null}')])
     write("flac.tar", [("0.flac", b"x")])
-    write("pyd.tar", [("0.pyd", b"x")])
     write("both.tar", [IMAGE, ("0.jpg", encoded(PIXELS[0], "JPEG"))])
     Path("text.tar").write_text("hello")
     at = next((i for i, arg in enumerate(args) if arg.startswith("--")), len(args))

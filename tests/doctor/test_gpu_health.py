@@ -18,7 +18,6 @@ from hpctrain.insight.doctor import comparison
 from hpctrain.insight.doctor.checks import gpu_health
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe
-from hpctrain.insight.estimates.hardware import of_device
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.monitor.nvml import Nvml
 
@@ -127,13 +126,6 @@ def test_a_library_that_does_not_answer_stops_only_nccl() -> None:
     assert found(silent, "unknown") == {"GPUs": "unknown"}
     (said,) = gpu_health.checked([GPU], library=silent, nccl=True)[1]
     assert (said.result, "NCCL needs it" in said.found) == ("fail", True)
-
-
-def test_its_facts_are_those_of_its_file() -> None:
-    (facts,), _ = gpu_health.checked([GPU], library=nvidia())
-    hardware = of_device(facts.name, facts.memory_bytes)
-    assert hardware is not None
-    assert hardware.name == "h100_sxm"
 
 
 def test_the_dies_of_a_board_of_amd_are_told_apart_by_their_addresses() -> None:

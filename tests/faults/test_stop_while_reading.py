@@ -40,7 +40,8 @@ class Stopped(Classification):
 """
 
 
-@pytest.mark.parametrize("stopped", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [True, False])
 def test_blocked_transforms(train: Callable[..., Completed], tmp_path: Path, stopped: bool) -> None:
     """The run saves and ends, while the batches that were read ahead never come."""
     (tmp_path / "blocking.py").write_text(CODE)

@@ -25,6 +25,7 @@ class Limited(Classification):
 COMMON = ("task._target_=limited.Limited", "train.max_steps=5", "tracking.upload=false")
 
 
+@pytest.mark.slow
 def test_the_next_attempt_of_one_process_has_smaller_ones(train: Train, tmp_path: Path) -> None:
     (tmp_path / "limited.py").write_text(TASK.replace("> 16", "> 32"))
     train(*COMMON, PYTHONPATH=str(tmp_path), code=1)

@@ -259,97 +259,54 @@ def test_the_room_is_read_from_the_job() -> None:
     assert Room.of(RunRecord(attempts=attempts), inside=False, warn_s=0, env={}) == Room()
 
 
-HUNG = {"sentence": "rank 1 (n2) is late in step 9", "rank": 1, "host": "n2", "time": 1.0}
+SAID = "rank 1 (n2) is late in step 9"
+HUNG = {"sentence": SAID, "rank": 1, "host": "n2", "time": 1.0}
 LATE = LateRankError("after step 9: rank 1 (n1) did not arrive at all_reduce number 29")
 STUCK = "rank 1 (n2): asked to stop by {} 110 s ago, it is still at mine.py:7 in f"
+IN_LIMIT, IN_GRACE = (LateRankError(STUCK.format(name)) for name in ("SIGUSR2", "SIGTERM"))
 ECC = "CUDA error: uncorrectable ECC error encountered"
 HOST = socket.gethostname()
 ON_GPU = f"GPU fault on {HOST}: RuntimeError: {ECC}"
+ADVICE = RuntimeError(f"{ECC}\nCUDA kernel errors might be")
 STALE = f"lost mount on {HOST}: OSError: [Errno 116] Stale"
 ALONE = JoinError("no process group (gloo/transport/tcp/socket.cc:142 … unreachable)")
+QUOTA_TEXT = "OSError: [Errno 122] Disk quota exceeded"
+NAN = HealthError("loss is not finite since step 50")
+LESS = "out of memory: now 8 rows"
 ROWS = {"micro_batch_rows": 8, "lowered_in": [JOB, 0, 0]}
 
 
 @pytest.mark.parametrize(
-    ("error", "hung", "update", "code", "word", "cause", "text"),
+    ("error", "hung", "code", "word", "cause", "text"),
     [
-        (None, "", {}, KILLED, "restart", "rank killed", "a rank was killed (exit code 137)"),
-        (None, "", {}, 1, "", "", ""),  # the ranks tell it
-        (None, "", {}, 127, "", "", ""),
-        (LATE, "", {}, TERMINATED, "restart", "hang", str(LATE)),
+        (None, "", KILLED, "restart", "rank killed", "a rank was killed (exit code 137)"),
+        (None, "", 1, "", "", ""),  # the ranks tell it
+        (LATE, "", TERMINATED, "restart", "hang", str(LATE)),
         # It could not stop in time: another step in this allocation would be killed.
-        *(
-            (
-                LateRankError(STUCK.format(name)),
-                "",
-                {},
-                TERMINATED,
-                "requeue",
-                cause,
-                STUCK.format(name),
-            )
-            for name, cause in (("SIGUSR2", "time limit"), ("SIGTERM", "preempted"))
-        ),
+        (IN_LIMIT, "", TERMINATED, "requeue", "time limit", str(IN_LIMIT)),
+        (IN_GRACE, "", TERMINATED, "requeue", "preempted", str(IN_GRACE)),
         # An observer has seen the late rank, and what the others tell follows from it.
-        (LATE, "C code", {}, KILLED, "restart", "hang", HUNG["sentence"]),
-        (None, "dead", {}, KILLED, "restart", "rank killed", HUNG["sentence"]),
-        (None, "uninterruptible", {}, 1, "restart --exclude=n2", "hang", HUNG["sentence"]),
-        (None, "silent", {}, KILLED, "restart --exclude=n2", "node", HUNG["sentence"]),
-        (ZeroDivisionError("x"), "dead", {}, 1, "", "code", "ZeroDivisionError: x"),
+        (LATE, "C code", KILLED, "restart", "hang", SAID),
+        (None, "dead", KILLED, "restart", "rank killed", SAID),
+        (None, "uninterruptible", 1, "restart --exclude=n2", "hang", SAID),
+        (None, "silent", KILLED, "restart --exclude=n2", "node", SAID),
+        (ZeroDivisionError("x"), "dead", 1, "", "code", "ZeroDivisionError: x"),
         # Slurm has killed rank 0 then; and a rank that was killed before is the cause.
-        (ALONE, "", {}, KILLED, "", "code", f"JoinError: {ALONE}"),
-        (ALONE, "dead", {}, KILLED, "restart", "rank killed", HUNG["sentence"]),
-        (RuntimeError(ECC), "", {}, 1, "restart", "GPU fault", ON_GPU),
-        (
-            RuntimeError(f"{ECC}\nCUDA kernel errors might be"),
-            "dead",
-            {},
-            1,
-            "restart",
-            *("GPU fault", ON_GPU),
-        ),
-        (
-            MemoryError("x"),
-            "",
-            ROWS,
-            1,
-            "restart",
-            "memory of the GPU",
-            "out of memory: now 8 rows",
-        ),
-        (MemoryError("x"), "", {}, 1, "", "memory of the host", "MemoryError: x"),
-        (
-            HealthError("loss is not finite since step 50"),
-            "",
-            {},
-            8,
-            "",
-            "non-finite",
-            "loss is not finite since step 50",
-        ),
-        (DataError("a.h5 is gone"), "", {}, 3, "", "data", "DataError: a.h5 is gone"),
+        (ALONE, "", KILLED, "", "code", f"JoinError: {ALONE}"),
+        (ALONE, "dead", KILLED, "restart", "rank killed", SAID),
+        (RuntimeError(ECC), "", 1, "restart", "GPU fault", ON_GPU),
+        (ADVICE, "dead", 1, "restart", "GPU fault", ON_GPU),
+        (MemoryError("x"), "", 1, "restart", "memory of the GPU", LESS),
+        (MemoryError("x"), "", 1, "", "memory of the host", "MemoryError: x"),
+        (NAN, "", 8, "", "non-finite", str(NAN)),
+        (DataError("a.h5 is gone"), "", 3, "", "data", "DataError: a.h5 is gone"),
         # The file system may be there on another node.
-        (OSError(116, "Stale"), "", {}, 1, f"restart --exclude={HOST}", "lost mount", STALE),
-        (
-            OSError(122, "Disk quota exceeded"),
-            "",
-            {},
-            1,
-            "",
-            "quota",
-            "OSError: [Errno 122] Disk quota exceeded",
-        ),
+        (OSError(116, "Stale"), "", 1, f"restart --exclude={HOST}", "lost mount", STALE),
+        (OSError(122, "Disk quota exceeded"), "", 1, "", "quota", QUOTA_TEXT),
     ],
 )
 def test_an_end_is_judged_by_what_is_known_of_it(
-    error: Exception | None,
-    hung: str,
-    update: dict[str, Any],
-    code: int,
-    word: str,
-    cause: str,
-    text: str,
-    begin: Begin,
+    error: Exception | None, hung: str, code: int, word: str, cause: str, text: str, begin: Begin
 ) -> None:
     run, key = begin(20), AttemptKey(JOB, 0)
     if error is not None:
@@ -357,7 +314,8 @@ def test_an_end_is_judged_by_what_is_known_of_it(
     if hung:
         fact = {**HUNG, "state": hung, **key._asdict()}
         (run.path / "hang.json").write_text(json.dumps(fact))
-    run.update(**update)
+    if text == LESS:
+        run.update(**ROWS)
     assert after_srun(run, code, key, inside=True) == word
     told = last(run)
     assert (told.get("cause", ""), told.get("reason") or told.get("error", "")) == (cause, text)

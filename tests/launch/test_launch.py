@@ -104,13 +104,8 @@ def test_the_ranks_of_a_run_here_see_the_gpus_of_the_command(
     assert seen[1] == {"CUDA_VISIBLE_DEVICES": "7"}
 
 
-@pytest.mark.parametrize(
-    ("known_to_git", "new"),
-    [
-        (True, False),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((True, True), (False, False))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("known_to_git", "new"), [(True, False), (True, True), (False, False)])
 def test_code_beside_the_command_is_found_whether_git_knows_it_or_not(
     train: Train, tmp_path: Path, known_to_git: bool, new: bool
 ) -> None:

@@ -20,7 +20,6 @@ from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, journal_metrics, only_run, run_json, runs
 
 pytestmark = [pytest.mark.slurm, pytest.mark.usefixtures("empty_queue")]
-OFFLINE = "tracking.upload=false"
 Train = Callable[..., Completed]
 
 

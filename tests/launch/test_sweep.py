@@ -8,11 +8,9 @@ import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-import hpctrain
 from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.base.names.run_record import AttemptRecord, RunRecord
 from hpctrain.cluster.slurm import partition_limit
@@ -64,16 +62,6 @@ def test_composing_fast_is_composing_as_hydra_does(
     for resolve in (False, True):
         got = OmegaConf.to_container(composer(overrides), resolve=resolve)
         assert got == OmegaConf.to_container(expected, resolve=resolve)
-
-
-@pytest.mark.parametrize("wrong", ["optimizer.lrr=1", "optimizer.lr=abc", "model=none_such", "a=["])
-def test_composing_fast_refuses_what_hydra_refuses(loader: ConfigLoaderImpl, wrong: str) -> None:
-    master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
-    composer = Composer(loader, master)
-    with pytest.raises(HydraException):
-        composer(["experiment=digits", wrong])
-    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
-        composer.typed(["experiment=digits", wrong])
 
 
 def entries(folder: Path, count: int, **launch: object) -> list[Entry]:
@@ -191,20 +179,6 @@ def test_only_runs_that_were_never_started(tmp_path: Path, rerun: str, status: S
     new = Entry([], config, RunDir(tmp_path / "new"))
     set_states([begun, new], Queue())
     assert [entry.status for entry in (begun, new)] == [status, Status.OPEN]
-
-
-def test_bad_launch_values(digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for override, message in {
-        "launch.rerun=some": "launch.rerun=some: allowed are failed, all, none",
-        "launch.snapshot=yes": "launch.snapshot=yes: allowed are auto, off",
-        "launch.max_running=0": "launch.max_running=0: it must be at least 1",
-    }.items():
-        where = ["experiment=digits", f"data.path={digits}", f"output_dir={tmp_path}/runs"]
-        with pytest.raises(ConfigError, match=message):
-            hpctrain.submit(*where, override)
-    assert not (tmp_path / "runs").exists()
-    assert os.listdir(tmp_path) == []
 
 
 def test_a_batch_is_refused_for_a_sweep_is_checked_whole(train: Train, tmp_path: Path) -> None:

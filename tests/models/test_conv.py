@@ -50,24 +50,6 @@ def test_what_does_not_fit(widths: list[int], norm: str, said: str) -> None:
         ConvNet(3, widths, 5, norm=norm)
 
 
-def test_it_learns_the_digits() -> None:
-    from sklearn.datasets import load_digits
-
-    images, labels = load_digits(return_X_y=True)
-    x = torch.tensor(images, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
-    y = torch.tensor(labels)
-    torch.manual_seed(0)
-    model = instantiate(conf("convnet") | {"widths": [16, 32]})
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for step in range(90):
-        rows = (torch.arange(64) + 64 * step) % 1300
-        nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    accuracy = (model(x[1300:]).argmax(1) == y[1300:]).float().mean().item()
-    assert accuracy > 0.85
-
-
 def test_resnet_of_torchvision() -> None:
     try:
         import torchvision  # noqa: F401

@@ -110,25 +110,6 @@ def test_balance_moves_against_the_load() -> None:
     assert module.balance.tolist() == [0, 0, -0.25, 0.25, 0]
 
 
-def test_balance_evens_out_the_loads() -> None:
-    module, x = make(balance_rate=0.01), tokens(8, 32)
-    uneven = []
-    for _ in range(100):
-        module(x).sum().backward()
-        loads = module.take_loads()
-        uneven.append(float(loads.max() / loads.mean()))
-        module.move_balance(loads)
-    assert uneven[0] > 1.2
-    assert sum(uneven[-10:]) / 10 < 1.05
-
-
-def test_balance_takes_no_part_in_the_sum() -> None:
-    module = make(per_token=5)
-    before = module(tokens())
-    module.balance += torch.randn(5)
-    assert torch.allclose(module(tokens()), before, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -139,11 +120,3 @@ def test_balance_takes_no_part_in_the_sum() -> None:
 def test_bad_arguments(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Transformer(50, 32, 2, 4, **options)
-
-
-def test_only_active_parameters_are_counted() -> None:
-    options: dict[str, Any] = {"experts": 8, "expert_hidden": 16, "dense_layers": 1}
-    model = Transformer(50, 32, 3, 4, hidden=48, **options, experts_per_token=2, shared_experts=1)
-    dense = Transformer(50, 32, 3, 4, hidden=48)  # 2 experts of 16 and one shared: a width of 48
-    routers = 2 * 8 * 32
-    assert model.flops_per_token(10) == dense.flops_per_token(10) + 6 * routers

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.runs.checkpoints.manifest import Manifest
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,
     Cell,
     Result,
-    checkpointer,
     difference,
     gone_on,
     reference,
@@ -116,33 +114,3 @@ def test_statistics_of_a_batch_norm_are_those_of_one_rank(name: str, tmp_path: P
         assert any("running_mean" in key for key in undisturbed)
         for key, value in undisturbed.items():
             assert torch.equal(again[key], value), key
-
-
-def both_ways(cell: Cell, folder: Path) -> None:
-    """Save the same state while the training waits, and in the background."""
-    training = saved(cell, folder / "waits" / "checkpoints")
-    other = checkpointer(training, folder / "background" / "checkpoints")
-    other.saves.start_writers(1 << 30)
-    for _ in range(2):  # the second one uses the plan of the first one
-        other.save(BEFORE, {"step": BEFORE}, background=True)
-        other.saves.finish()
-    other.saves.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "model"), [*((n, "transformer") for n in STRATEGIES), ("pp, tp", "untied")]
-)
-def test_the_background_writes_the_same_bytes(name: str, model: str, tmp_path: Path) -> None:
-    for way in ("waits", "background"):
-        (tmp_path / way).mkdir()
-    run_ranks(both_ways, cell(name, model).ranks, cell(name, model), tmp_path, timeout=480)
-    waits, background = (
-        Manifest.read(next((tmp_path / way / "checkpoints").iterdir()))
-        for way in ("waits", "background")
-    )
-    for manifest in (waits, background):
-        del manifest.files[".metadata"]  # it has an id of the save
-    assert len(waits.files) == cell(name, model).ranks
-    assert waits.files == background.files
-    assert (waits.layout, waits.progress) == (background.layout, background.progress)

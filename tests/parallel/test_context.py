@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import distributed
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from hpctrain.config.rules.combinations import division_problems, parallel_problems
+from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
@@ -212,19 +212,6 @@ def test_masks_never_have_the_size_of_a_whole_mask() -> None:
     assert [mask.shape for mask in masks] == [(1, 1, 32, 128), (1, 1, 32, 160)]
     sizes = [out.untyped_storage().nbytes() for out in made if isinstance(out, torch.Tensor)]
     assert max(sizes) == 32 * 160  # rather than 256 * 256
-
-
-def test_windows_of_a_wrong_length() -> None:
-    config = Config()
-    config.model |= {"_target_": "hpctrain.models.Transformer", "heads": 4}
-    config.data.windows.field, config.data.windows.length = "tokens", 24
-    (problem,) = division_problems(config, Degrees(cp=2, tp=2))
-    assert problem == (
-        "data.windows.length=24: parallel.cp=2 with parallel.tp=2 needs 4 equal parts of the 23 "
-        "positions of a sample: use 21 or 25"
-    )
-    config.data.windows.length = 25
-    assert list(division_problems(config, Degrees(cp=2, tp=2))) == []
 
 
 def wrong(cp: int, tp: int) -> str:

@@ -15,12 +15,11 @@ from torch import nn
 
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import load
 from hpctrain.insight.flops.flops import count_flops, meta_batch
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
-from hpctrain.insight.plan.inspecting.sample_shape import of_shape, parse_shape, sample_of
+from hpctrain.insight.plan.inspecting.sample_shape import sample_of
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.plan_command import main, planned_of
 from hpctrain.insight.plan.predicting.estimator import Estimator
@@ -113,6 +112,7 @@ def test_time_falls_with_more_gpus(estimator: Estimator) -> None:
     assert steps == sorted(steps, reverse=True)
 
 
+@pytest.mark.slow
 def test_blocks_add_up_and_checkpointing_keeps_less() -> None:
     few, more = (activations(partial(SMALL, layers=n)) for n in (8, 16))
     whole = activations(SMALL)
@@ -246,9 +246,3 @@ def test_dense_targets_and_several_inputs(task: Any, shape: dict[str, Any], size
         flops = count_flops(TwoInputs(), task, meta_batch(fields))
     assert flops is not None
     assert flops.forward == 2 * 2 * 3 * size
-
-
-@pytest.mark.parametrize("text", ["8x8,8", "image=8x8", "3by4", "=", ""])
-def test_a_wrong_sample_shape(text: str) -> None:
-    with pytest.raises(ConfigError, match="--sample-shape="):
-        of_shape(Classification(), parse_shape(text))

@@ -44,7 +44,17 @@ def ended(state: str) -> Ended:
 
 
 RUNS = job("RUNNING")
+OLD = {"job": job("RUNNING", start=NOW - 900)}
+BEATS: dict[str, Any] = {"job": RUNS, "progress": BEAT}
+HELD = "launch failed requeued held"
+FREE = f"{HELD}: held until somebody releases it: scontrol release 7_0"
+SUSPENDED = "suspended until the cluster or its administrator resumes it: 7_0"
+LINK = {"job": job("PENDING", "Priority"), "job_id": "7_0", "chain": ("6", "7", "8")}
+SLEEPS = "no step for 2 min: an evaluation is under way"
+GONE = "no process holds it on node1, after step 50"
+YOUNG = [ATTEMPT | {"started": NOW - 1}]
 LATE = BEAT | {"stepped": NOW - 723}
+ASLEEP = BEAT | FAST | {"stepped": NOW - 103}
 HANG = Hang(sentence="rank 1 hangs", rank=1, host="n1", state="stopped", time=NOW - 600)
 HANGS: dict[str, Any] = {"hang": HANG}
 STUCK = SAVED | {"ended": NOW - 200, "avoid": ["node2"]}
@@ -61,45 +71,25 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         ("queued", "queued", "to start about", {"job": job("PENDING", "Priority", NOW + 60)}),
         ("queued", "queued", "pending", {"attempts": [SAVED], "job": job("PENDING")}),
         # A person has to do something.
-        (
-            "queued",
-            "queued",
-            "launch failed requeued held: held until somebody releases it: scontrol release 7_0",
-            {"job": job("PENDING", "launch failed requeued held", NOW + 60)},
-        ),
-        (
-            "running",
-            "running",
-            "suspended until the cluster or its administrator resumes it: 7_0",
-            {"job": job("SUSPENDED"), "progress": BEAT},
-        ),
+        ("queued", "queued", FREE, {"job": job("PENDING", HELD, NOW + 60)}),
+        ("running", "running", SUSPENDED, {"job": job("SUSPENDED"), "progress": BEAT}),
         ("queued", "running", "starting", {"job": job("RUNNING", start=NOW - 5)}),
         ("created", "queued", "Priority", {"job": job("PENDING", "Priority")}),
-        ("running", "running", "", {"job": RUNS, "progress": BEAT}),
+        ("running", "running", "", BEATS),
         ("running", "running", "starting", {"job": RUNS}),
         ("running", "running", "ending", {"job": job("COMPLETING")}),
         ("running", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         ("interrupted", "requeued", "requeue_hold", {"job": job("REQUEUE_HOLD")}),
         # The second job of a chain.
-        (
-            "interrupted",
-            "requeued",
-            "link 2 of 3 waits: Priority",
-            {"job": job("PENDING", "Priority"), "job_id": "7_0", "chain": ("6", "7", "8")},
-        ),
+        ("interrupted", "requeued", "link 2 of 3 waits: Priority", LINK),
         ("queued", "queued", "Priority", {"job": job("PENDING", "Priority"), "chain": ("7",)}),
         # The run has saved and its job is still there. The job may just be requeued, so the run is
         # not yet called interrupted.
         ("interrupted", "running", "saved at step 40, ending", {"job": job("COMPLETING")}),
-        (
-            "interrupted",
-            "running",
-            "saved at step 40, ending",
-            {"job": job("RUNNING", start=NOW - 900)},
-        ),
+        ("interrupted", "running", "saved at step 40, ending", OLD),
         ("interrupted", "running", "starting", {"job": job("RUNNING", start=NOW - 9)}),
-        ("failed", "failed", "two lines", {"job": job("RUNNING", start=NOW - 900)}),
+        ("failed", "failed", "two lines", OLD),
         ("failed", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")}),
         # The job is out of the queue, and the run itself has noted how it ended.
         ("failed", "failed", "ValueError: two lines", {}),
@@ -137,48 +127,24 @@ ATTEMPTS = {"running": ATTEMPT, "finished": ATTEMPT, "interrupted": SAVED, "fail
         # The run was started without Slurm, or by slurm/train.sbatch.
         ("running", "running", "", {"local": True, "held": True, "progress": BEAT}),
         ("running", "running", "", {"local": True, "progress": BEAT}),
-        (
-            "running",
-            "lost",
-            "no process holds it on node1, after step 50",
-            {"local": True, "progress": BEAT | {"time": NOW - 500}},
-        ),
+        ("running", "lost", GONE, {"local": True, "progress": BEAT | {"time": NOW - 500}}),
         ("running", "running", "starting", {"local": True, "ended": ended("RUNNING")}),
         ("interrupted", "requeued", "None", {"local": True, "ended": ended("PENDING")}),
         # The run is running.
-        (
-            "running",
-            "running",
-            "asked to stop by ann",
-            {"job": RUNS, "progress": BEAT, "stop_request": REQUEST},
-        ),
-        (
-            "running",
-            "running",
-            "no step for 12 min",
-            {"job": RUNS, "progress": BEAT | {"stepped": NOW - 723}},
-        ),
+        ("running", "running", "asked to stop by ann", BEATS | {"stop_request": REQUEST}),
+        ("running", "running", "no step for 12 min", BEATS | {"progress": LATE}),
         # What the observers say stands before what follows from it, until the rank gets on.
-        ("running", "running", "rank 1 hangs; no step", {"job": RUNS, "progress": LATE} | HANGS),
-        ("running", "running", "", {"job": RUNS, "progress": BEAT} | HANGS),
+        ("running", "running", "rank 1 hangs; no step", BEATS | {"progress": LATE} | HANGS),
+        ("running", "running", "", BEATS | HANGS),
         ("failed", "failed", "rank 1 hangs; ValueError: two", {} | HANGS),
         ("failed", "requeued", "BeginTime", {"job": job("PENDING", "BeginTime")} | HANGS),
-        (
-            "running",
-            "running",
-            "no step for 2 min: an evaluation is under way",
-            {"job": RUNS, "progress": BEAT | FAST | {"stepped": NOW - 103}},
-        ),
-        ("running", "running", "", {"job": RUNS, "progress": BEAT | SLOW | {"stepped": NOW - 723}}),
-        (
-            "running",
-            "running",
-            "starting",
-            {"attempts": [ATTEMPT | {"started": NOW - 1}], "job": RUNS, "progress": BEAT},
-        ),
+        ("running", "running", SLEEPS, {"job": RUNS, "progress": ASLEEP}),
+        ("running", "running", "", {"job": RUNS, "progress": LATE | SLOW}),
+        ("running", "running", "starting", BEATS | {"attempts": YOUNG}),
     ],
 )
 def test_the_state_of_a_run(said: str, expected: str, reason: str, more: dict[str, Any]) -> None:
+    more = dict(more)
     usual = [ATTEMPTS[said]] if said in ATTEMPTS else []
     record: dict[str, Any] = {"state": said, "attempts": more.pop("attempts", usual)}
     if not more.pop("local", False):

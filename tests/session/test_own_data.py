@@ -37,9 +37,3 @@ def test_foreign_data_goes_on_exactly(source: str, kind: str, digits: Path, tmp_
     if source == "stateful":
         assert "batches read here: 14" in done.stdout
         assert "are read again" not in done.stderr
-
-
-@pytest.mark.slow
-def test_ranks_with_the_same_data_are_warned(digits: Path, tmp_path: Path) -> None:
-    done = runs_of_own.started(digits, tmp_path)("foreign", "train.max_steps=2", ranks=2)
-    assert "the first batch is the same on ranks 0, 1" in done.stderr

@@ -41,7 +41,9 @@ def check_equal(run: Path, other: Path) -> None:
 CODES = {"SIGKILL": -9, "SIGTERM": 143, "SIGINT": 130}
 
 
-@pytest.mark.parametrize("name", CODES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n != "SIGTERM" else n for n in CODES]
+)
 def test_a_stopped_gan_goes_on_exactly(
     name: str, digits: Path, tmp_path: Path, undisturbed: Undisturbed, store: Path
 ) -> None:

@@ -72,17 +72,6 @@ def test_the_same_input_gives_the_same_bytes_however_it_is_batched(tmp_path):
     assert Index.load(tmp_path / "a").digest == Index.load(tmp_path / "b").digest
 
 
-def test_the_index_says_what_is_on_the_disk(tmp_path):
-    index = write_shards(tmp_path, [("train", image_set(50)), ("val", image_set(5))], max_bytes=999)
-    assert sorted(os.listdir(tmp_path)) == sorted(["index.json", *(s.path for s in index.shards)])
-    assert index == Index.load(tmp_path)
-    for shard in index.shards:
-        assert shard.digest == digest_file(tmp_path / shard.path)
-        assert shard.bytes == (tmp_path / shard.path).stat().st_size
-        with h5py.File(tmp_path / shard.path) as file:
-            assert shard.count == len(file["label"])
-
-
 @pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_the_digest_is_that_of_the_file(tmp_path, codec):
     """The digest is computed while the file is written, also for fields without any bytes."""

@@ -403,92 +403,39 @@ exit "$play"
 }
 
 
+ONCE = ["srun --nodelist=a,b", "verdict 0 2000000000"]
+TWICE = [*ONCE, "srun --nodelist=a,b"]
+KILLED = ["scancel 9.0", "scancel --signal=KILL 9.0"]
+OTHERS = ["scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"]
+FOUR = [word for n in range(4) for word in ("srun --nodelist=a,b", f"verdict {n} 2000000000")]
+
+
+def excluded(nodes: str) -> list[str]:
+    return [*ONCE, *AGAIN, f"scontrol update JobId=9_0 ExcNodeList={nodes}"]
+
+
 @pytest.mark.parametrize(
     ("plays", "answers", "files", "asked"),
     [
-        (
-            "137 0",
-            ["restart"],
-            {},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
-        ),
-        (  # a node is excluded, and its task cannot be killed
-            "137 hang 0",
-            ["restart", "restart --exclude=b"],
-            {"stuck": "9.1"},
-            [
-                *("srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"),
-                *("scancel 9.1", "verdict 1 2000000000", "srun --overlap --nodelist=a,c"),
-            ],
-        ),
-        (  # the ranks do not end at SIGTERM
-            "hang 0",
-            ["restart"],
-            {"deaf": ""},
-            [
-                *("srun --nodelist=a,b", "scancel 9.0", "scancel --signal=KILL 9.0"),
-                *("verdict 0 2000000000", "srun --nodelist=a,b"),
-            ],
-        ),
-        (  # too few nodes are left
-            "137",
-            ["restart --exclude=b,c"],
-            {},
-            [
-                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
-                "scontrol update JobId=9_0 ExcNodeList=b,c",
-            ],
-        ),
-        (  # the node of this shell is bad
-            "137",
-            ["restart --exclude=a"],
-            {},
-            [
-                *("srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN),
-                "scontrol update JobId=9_0 ExcNodeList=a",
-            ],
-        ),
-        (  # an observer of the first step is late; the controller is away for a moment
-            "137 old0",
-            ["restart"],
-            {"away": ""},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
-        ),
-        (  # the ranks do not begin
-            "none137 none137 none137 1",
-            ["restart", "restart", "restart"],
-            {},
-            [
-                *("srun --nodelist=a,b", "verdict 0 2000000000"),
-                *("srun --nodelist=a,b", "verdict 1 2000000000"),
-                *("srun --nodelist=a,b", "verdict 2 2000000000"),
-                *("srun --nodelist=a,b", "verdict 3 2000000000"),
-            ],
-        ),
-        (  # its user cancels the job meanwhile
-            "137",
-            ["requeue"],
-            {"cancelled": ""},
-            ["srun --nodelist=a,b", "verdict 0 2000000000"],
-        ),
-        (  # its grace time has begun, of which only the ranks are told
-            "137",
-            ["restart"],
-            {"preempted": "2026-11-26T15:59:00"},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
-        ),
-        (  # it was preempted before it started again
-            "137 0",
-            ["restart"],
-            {"preempted": "2026-11-26T15:40:00"},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", "srun --nodelist=a,b"],
-        ),
-        (  # Slurm preempts the job meanwhile
-            "term137",
-            ["restart"],
-            {},
-            ["srun --nodelist=a,b", "verdict 0 2000000000", *AGAIN],
-        ),
+        ("137 0", ["restart"], {}, TWICE),
+        # A node is excluded, and its task cannot be killed.
+        ("137 hang 0", ["restart", "restart --exclude=b"], {"stuck": "9.1"}, [*TWICE, *OTHERS]),
+        # The ranks do not end at SIGTERM.
+        ("hang 0", ["restart"], {"deaf": ""}, [TWICE[0], *KILLED, *TWICE[1:]]),
+        # Too few nodes are left; the node of this shell is bad.
+        ("137", ["restart --exclude=b,c"], {}, excluded("b,c")),
+        ("137", ["restart --exclude=a"], {}, excluded("a")),
+        # An observer of the first step is late; the controller is away for a moment.
+        ("137 old0", ["restart"], {"away": ""}, TWICE),
+        # The ranks do not begin.
+        ("none137 none137 none137 1", ["restart"] * 3, {}, FOUR),
+        # Its user cancels the job meanwhile.
+        ("137", ["requeue"], {"cancelled": ""}, ONCE),
+        # Its grace time has begun, of which only the ranks are told; or it was preempted before.
+        ("137", ["restart"], {"preempted": "2026-11-26T15:59:00"}, [*ONCE, *AGAIN]),
+        ("137 0", ["restart"], {"preempted": "2026-11-26T15:40:00"}, TWICE),
+        # Slurm preempts the job meanwhile.
+        ("term137", ["restart"], {}, [*ONCE, *AGAIN]),
     ],
 )
 def test_the_ranks_are_started_again_in_the_same_job(

@@ -62,21 +62,6 @@ def test_the_best_value_is_recorded_when_its_checkpoint_is_safe() -> None:
     assert (lost.value, len(said)) == (None, 2), "a checkpoint that is gone is not the best"
 
 
-KILL = """\
-import os
-from pathlib import Path
-
-from hpctrain.training import Hook
-
-
-class KillOnce(Hook):
-    def after_step(self, state):
-        if state.step == 17 and os.environ.get("KILL") and not Path("killed").exists():
-            Path("killed").touch()
-            os._exit(9)
-"""
-
-
 @pytest.mark.parametrize(
     ("override", "said"),
     [

@@ -57,14 +57,6 @@ def test_samples_become_steps_of_a_ramp_and_back() -> None:
     assert warmup_steps(SchedulerConfig(warmup_epochs=1), ramp, 5) == ramp.steps(320)
 
 
-def test_the_warm_up_ends_at_the_peak() -> None:
-    schedule = Schedule(3.2, SchedulerConfig("linear"), max_steps=20, warmup=4)
-    rates = [schedule(step) for step in range(21)]
-    assert rates[:4] == pytest.approx([0.8, 1.6, 2.4, 3.2])
-    assert max(rates) == 3.2
-    assert rates[20] == 0
-
-
 def test_wsd_is_stable_and_then_falls() -> None:
     config = SchedulerConfig("wsd", decay_fraction=0.2, final_ratio=0.1)
     schedule = Schedule(2.0, config, max_steps=100, warmup=10)

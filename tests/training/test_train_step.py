@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from hpctrain.config.schema import PrecisionConfig, SchedulerConfig
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
@@ -13,9 +12,7 @@ from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing.scalars import over
 from hpctrain.engine.supervised.schedule import Schedule
-from hpctrain.engine.supervised.step import Totals, TrainStep
-from hpctrain.errors import ConfigError
-from hpctrain.models import MLP
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.tasks import Classification
 from tests.bounds import EXACT
 from tests.steps import ALONE, batch, make, step_of, weights
@@ -112,16 +109,6 @@ def test_groups_of_parameters_keep_the_ratio_of_their_rates(tmp_path: Path) -> N
     assert torch.equal(weights(step), weights(again))
 
 
-def test_totals_resume_in_the_middle() -> None:
-    totals, again = Totals(), Totals()
-    totals.add(["loss"], torch.tensor([3.0, 2.0], dtype=torch.float64))
-    again.load_state_dict(totals.state_dict(), torch.device("cpu"))
-    for half in (totals, again):
-        half.add(["loss"], torch.tensor([1.0, 2.0], dtype=torch.float64))
-    assert totals.means() == again.means() == {"loss": 1.0}
-    assert totals.means() == {}
-
-
 def test_schedule() -> None:
     cosine = Schedule(2.0, SchedulerConfig("cosine", final_ratio=0.1), 104, warmup=4)
     assert [cosine(step) for step in range(4)] == [0.5, 1.0, 1.5, 2.0]
@@ -130,18 +117,6 @@ def test_schedule() -> None:
     assert cosine(104) == cosine(1000) == pytest.approx(0.2)
     assert Schedule(2.0, SchedulerConfig("constant"), 10)(9) == 2.0
     assert Schedule(2.0, SchedulerConfig("linear"), 10)(5) == 1.0
-
-
-def test_a_field_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"task\.target=class: .* are image, label"):
-        Classification(target="class")(MLP(64, [], 10), batch(2))
-
-
-def test_bf16_computes_in_bf16_and_keeps_fp32_parameters() -> None:
-    model = nn.Linear(4, 4)
-    with Precision(PrecisionConfig("bf16"), torch.device("cpu")).forward():
-        assert model(torch.ones(1, 4)).dtype == torch.bfloat16
-    assert model.weight.dtype == torch.float32
 
 
 @pytest.mark.parametrize(

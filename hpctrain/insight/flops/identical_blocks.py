@@ -18,12 +18,12 @@ from torch import nn
 from hpctrain.engine.parallel.dividing.stages import Absent
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
 
-Measured = tuple[int, ...]
+_Measured = tuple[int, ...]
 _FEWEST = 4  # with fewer blocks, measuring all of them is as fast
 _NUMBERS = ("idx", "index", "number")  # the place of a layer, which does not change what it does
 
 
-def measured_by_block(model: nn.Module, measure: Callable[[], Measured]) -> Measured:
+def measured_by_block(model: nn.Module, measure: Callable[[], _Measured]) -> _Measured:
     """Return what `measure` finds for the whole model, which is as before afterwards.
 
     `measure` runs the model, and returns numbers to which each block adds its share.

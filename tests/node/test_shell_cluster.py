@@ -151,7 +151,7 @@ def test_ctrl_c_while_the_allocation_waits(tmp_path: Path) -> None:
 
 
 def test_a_shell_beside_the_ranks_of_a_run(train: Train, tmp_path: Path, paced: Paced) -> None:
-    train("-m", "train.max_epochs=9000", "tracking=off", Paced.task)
+    train("-m", "train.max_epochs=9000", "tracking=off", "launch.snapshot=auto", Paced.task)
     run = only_run(tmp_path)
     cluster.wait_for(lambda: run_json(run).get("state") == "running", 120, "a run that runs")
     job = cluster.slurm("squeue", "--noheader", "--me", "--format=%A")

@@ -25,12 +25,25 @@ unpack() {
         if [[ -e $copy.failed && $(<"$copy.failed") == "$attempt" ]]; then exit 1; fi
         remove_old
         rm -rf "$copy"
-        mkdir "$copy" && tar --blocking-factor=2048 -xf "$1" -C "$copy" && set_home &&
-            : >"$copy/unpacked" && exit
-        rm -rf "$copy"
+        mkdir "$copy" && fetch "$1" "$copy.tar" && tar --blocking-factor=2048 -xf "$copy.tar" \
+            -C "$copy" && rm "$copy.tar" && set_home && : >"$copy/unpacked" && exit
+        rm -rf "$copy" "$copy.tar"
         echo "$attempt" >"$copy.failed"
         exit 1
     ) 7>>"$copy.lock.unpacking"
+}
+
+# Copy the file $1 to $2: eight readers wait for a slow file system at the same time.
+fetch() {
+    local size part=0 mib reader readers=()
+    size=$(stat --format=%s "$1") && mib=$(((size >> 23) + 1)) || return
+    while ((part * mib << 20 < size)); do
+        dd if="$1" of="$2" bs=1M count="$mib" skip=$((part * mib)) seek=$((part * mib)) \
+            conv=notrunc status=none &
+        readers+=("$!")
+        part=$((part + 1))
+    done
+    for reader in "${readers[@]}"; do wait "$reader" || return; done
 }
 
 # A virtual environment names the folder of its Python.
@@ -42,7 +55,7 @@ set_home() {
 remove_old() {
     local old
     for old in "$here"/*.lock; do
-        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}.failed" "$old"*) 6>>"$old"
+        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}".{failed,tar} "$old"*) 6>>"$old"
     done
 }
 

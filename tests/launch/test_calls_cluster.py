@@ -36,6 +36,7 @@ def test_a_run(train: Train, calls: Callable[[], Counter[str]]) -> None:
     assert calls().total() < 10  # with those of the job itself
 
 
+@pytest.mark.slow  # test_a_run counts, too, and launch/test_chain has its jobs
 def test_a_chain(train: Train, calls: Callable[[], Counter[str]]) -> None:
     train("-m", "seed=1", *SHORT, "launch.chain=3")
     assert calls()["sbatch"] == 4

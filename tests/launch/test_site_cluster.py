@@ -111,15 +111,17 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
 )
 def test_every_rank_sees_the_right_gpus(
     train: Train,
+    tmp_path: Path,
     ranks: Callable[[], dict[int, Any]],
     option: str,
     mask: str | None,
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     shape += ["+site.sbatch.exclusive=true"] if option in ("srun", "none") else []
-    given = ("train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
     # The ranks end as soon as they have seen their GPUs; the next test trains with GPUs.
-    train("-m", *given, f"site.gpu_option={option}", code=4, ONLY_LOOK="1")
+    given = ("train.max_steps=2", "tracking=off", *shape, f"site.gpu_option={option}")
+    train("-m", *given, ONLY_LOOK="1")
+    cluster.wait_for_end(cluster.job_ids(tmp_path / "runs"))
     seen = ranks()
     assert [seen[rank].get("CUDA_VISIBLE_DEVICES") for rank in range(4)] == [mask] * 4
     assert [seen[rank]["SLURM_DISTRIBUTION"] for rank in range(4)] == ["block:block"] * 4

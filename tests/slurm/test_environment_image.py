@@ -44,9 +44,15 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def archive(packed: Path) -> Path:
+    """Return the archive of the environment, whose name is a digest."""
+    (image,) = {*packed.glob("out/environments/*.tar")} - {*packed.glob("out/*/code-*.tar")}
+    return image
+
+
 def start(packed: Path, node: Path, program: str = WHERE) -> subprocess.Popen[str]:
     """Start a rank on a node whose own disk is a folder."""
-    (image,) = (packed / "out/environments").glob("[!c]*.tar")
+    image = archive(packed)
     code, python = packed / "code/abc", packed / "env/bin/python"
     node.mkdir(exist_ok=True)
     return subprocess.Popen(
@@ -83,7 +89,7 @@ def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) ->
 
 
 def test_the_python_below_comes_without_what_nobody_imports(packed: Path) -> None:
-    (image,) = (packed / "out/environments").glob("[!c]*.tar")
+    image = archive(packed)
     listed = subprocess.run(["tar", "-tf", image], capture_output=True, text=True, check=True)
     names = listed.stdout.split()
     assert any(name.endswith("/mine.py") for name in names)
@@ -152,7 +158,7 @@ def test_a_folder_of_somebody_else_is_not_used(packed: Path, tmp_path: Path) -> 
 
 def test_without_room_the_ranks_start_from_the_shared_files(packed: Path, tmp_path: Path) -> None:
     (packed / "full.sh").write_text(f'ulimit -f 100\nexec bash {SHELL} "$@"\n')
-    (image,) = (packed / "out/environments").glob("[!c]*.tar")
+    image = archive(packed)
     words = [image, packed / "code/abc", packed / "env/bin/python", "-c", "import mine, moved"]
     done = subprocess.run(
         ["bash", packed / "full.sh", *words],

@@ -79,7 +79,7 @@ class Terminal:
     def code(self, again: str = "") -> int:
         """Wait for the end; return the exit code, or the negative number of the signal.
 
-        `again` is typed every 10 s: salloc misses a Ctrl-C in the moment in which it begins to wait.
+        `again` is typed every 10 s: salloc misses a Ctrl-C in the moment when it begins to wait.
         """
         begun = typed = time.monotonic()
         while not (done := os.waitpid(self.pid, os.WNOHANG))[0]:

@@ -355,7 +355,12 @@ def _dev_cluster(part: str) -> Any:
 
 @pytest.mark.parametrize(
     ("page", "folder"),
-    [pytest.param(page, page, id=page.stem) for page in PAGES if commands(page)],
+    [
+        # tests/plan gives `plan` the same words on small models, which is ten times as fast.
+        pytest.param(page, page, id=page.stem, marks=[pytest.mark.slow] * (page.stem == "plan"))
+        for page in PAGES
+        if commands(page)
+    ],
     indirect=["folder"],
 )
 def test_every_command_of_a_page_is_accepted(page: Path, folder: Path) -> None:

@@ -25,7 +25,6 @@ import submitit
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import sbatch
-from hpctrain.cluster.slurm.environment import TEXT as UNPACK
 from hpctrain.cluster.slurm.job_environment import keep_gpus
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.job_request import JobRequest
@@ -87,7 +86,7 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         (self.folder / "batch").mkdir(parents=True, exist_ok=True)
         if image := self._image():
             environment.write(Path(image[0]), Path(image[1]) if image[1] else None)
-            (self.folder / "environment.sh").write_text(UNPACK)
+            (self.folder / "environment.sh").write_text(environment.UNPACK)
         self.script.write_text(self.text())
         (self.folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in folders))
 

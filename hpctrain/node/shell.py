@@ -138,9 +138,8 @@ def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
 
 def _bound(config: Config, overrides: Sequence[str]) -> None:
     """Bound the time of an allocation, unless it is given."""
-    minutes = config.launch.time_min
     if not any(text.startswith("launch.time_min=") for text in overrides):
-        config.launch.time_min = min(_LONGEST_MIN, minutes if isinstance(minutes, int) else 60)
+        config.launch.time_min = min(_LONGEST_MIN, config.launch.time_min)
 
 
 def _job_id(facts: Facts) -> str:

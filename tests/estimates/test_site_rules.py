@@ -167,7 +167,7 @@ def test_status_stays_cheap(
 def test_a_submission_says_what_the_last_run_like_it_left_unused(
     reference: Callable[..., Path], composer: Composer
 ) -> None:
-    right_size._finished.cache_clear()
+    right_size._shape_of.cache_clear()
     run = reference("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
     own = load(run / "config.yaml")
     where = [f"output_dir={own.output_dir}", f"data.path={own.data.path}", "train.max_steps=44"]

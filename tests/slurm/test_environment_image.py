@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.cluster.slurm import environment as unpacking
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.launch.executors import SlurmExecutor
+from hpctrain.runs.code import environment
 
 HERE = Path(__file__).parents[2]
-SHELL = Path(unpacking.__file__).with_suffix(".sh")
+SHELL = Path(environment.__file__).with_suffix(".sh")
 PACK = """
 import sys
 sys.path[:0] = {path!r}

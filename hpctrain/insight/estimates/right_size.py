@@ -85,20 +85,19 @@ def _left_unused(asked: Mapping[str, Any]) -> str:
     return f"{run.name}, the last run like this one: {found}" if found else ""
 
 
-@functools.lru_cache(maxsize=16)
-def _finished(output_dir: str) -> tuple[tuple[Path, str], ...]:
-    """Return the newest runs of a folder that have finished, and their shapes."""
-    files = nlargest(_MOST_RUNS, Path(output_dir).glob("*/run.json"), key=_changed)
-    found = []
-    for run in (file.parent for file in files):
-        with suppress(HpctrainError, OSError):  # it is damaged, or somebody deletes it
-            if RunRecord.of(run).state == "finished":
-                found.append((run, _chosen(values_of(run / "config.yaml"), _SHAPE)))
-    return tuple(found)
-
-
 def _last_run(output_dir: str, shape: str) -> Path | None:
-    return next((run for run, other in _finished(output_dir) if other == shape), None)
+    """Return the newest run of a folder that has finished and has this shape."""
+    files = nlargest(_MOST_RUNS, Path(output_dir).glob("*/run.json"), key=_changed)
+    return next((file.parent for file in files if _shape_of(file.parent) == shape), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_of(run: Path) -> str:
+    """Return the shape of a run that has finished; "" of others."""
+    with suppress(HpctrainError, OSError):  # it is damaged, or somebody deletes it
+        if RunRecord.of(run).state == "finished":
+            return _chosen(values_of(run / "config.yaml"), _SHAPE)
+    return ""
 
 
 def _changed(file: Path) -> float:

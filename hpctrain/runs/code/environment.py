@@ -7,7 +7,7 @@
 
 A start opens thousands of files and asks for ten times as many. A shared file system answers each
 question over the network, and a thousand nodes ask at the same time. One file is read by large
-reads. `cluster/slurm/environment.sh` is what a rank does with it.
+reads. `environment.sh` is what a rank does with it.
 """
 
 import os
@@ -27,6 +27,9 @@ from hpctrain.errors import ConfigError, StorageError
 
 FOLDER = "environments"
 """The folder of the archives in `output_dir`."""
+
+UNPACK = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
+"""The shell text by which ranks run the Python of an archive; its head has its arguments."""
 
 _ENVIRONMENT, _BASE = "environment", "base"
 # A Python has them, and no training imports them.

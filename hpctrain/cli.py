@@ -44,6 +44,7 @@ COMMANDS = {
     "new": "hpctrain.insight.project.new",
     "shell": "hpctrain.node.shell",
     "init-site": "hpctrain.insight.site.init_site",
+    "cluster": "hpctrain.testing.command",
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {

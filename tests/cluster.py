@@ -1,26 +1,12 @@
-"""The development cluster for tests.
+"""The development cluster for tests: hpctrain/testing/fixtures.py starts one for each test process.
 
-Each test process starts a cluster of its own when a test first needs one, and takes it down at its
-end. Where pytest-xdist runs the tests side by side (`pytest -n 3`), that is one cluster for each
-worker process: no test sees the jobs of another, and any test may require an empty queue, cut off
-a node or kill a daemon. To keep a cluster for many runs of pytest, start it by hand: a pytest
-without `-n` uses the cluster that SLURM_CONF names (`eval "$(slurm/dev-cluster env)"`).
-
-A test module that needs the cluster requires it once:
-
-    from tests import cluster
-
-    pytestmark = pytest.mark.slurm
-
-    @pytest.fixture(autouse=True)
-    def running() -> None:
-        cluster.require()
+It does so when a test first asks for `slurm_cluster`, or for `empty_queue`. To keep a cluster for
+many runs of pytest, start it by hand: a pytest without `-n` uses the cluster that SLURM_CONF names
+(`eval "$(slurm/dev-cluster env)"`).
 """
 
 import atexit
 import functools
-import os
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -30,72 +16,21 @@ from typing import TypeVar
 import pytest
 
 from hpctrain.base.names.step_names import of_steps, step_of
+from hpctrain.testing.command import TOOL as TOOL
+from hpctrain.testing.fixtures import SETTING as SETTING
+from hpctrain.testing.fixtures import claim_number
+from hpctrain.testing.fixtures import tool as tool
 from tests.conftest import run_json, runs
 
-TOOL = Path(__file__).parents[1] / "slurm" / "dev-cluster"
-SETTING = "HPCTRAIN_DEV_CLUSTER"
 T = TypeVar("T")
 
 
-def require() -> None:
-    """Skip the test where no cluster can run; fail it instead where CI=true."""
-    if (found := problem()) and os.environ.get("CI") == "true":
-        pytest.fail(found)
-    if found:
-        pytest.skip(found)
-
-
 @functools.cache
-def problem() -> str:
-    """Start a cluster if there is none; return why none can be used here, or ""."""
-    if "PYTEST_XDIST_WORKER" in os.environ or "SLURM_CONF" not in os.environ:
-        return _start_own()
-    try:
-        slurm("sinfo", "--noheader", timeout=60)
-    except (OSError, AssertionError, subprocess.TimeoutExpired) as error:
-        return f"the cluster of SLURM_CONF={os.environ['SLURM_CONF']} does not answer ({error})"
-    return ""
-
-
-def _start_own() -> str:
-    """Start a cluster for this process alone; return what went wrong, or ""."""
-    os.environ[SETTING] = f"/var/tmp/hpctrain-test-cluster-{number()}:10.77.{number()}.0/24"
-    tool("down")  # a previous run that was killed together with its `sh` may have left a cluster
-    # The pipe closes when this process ends, also when it is killed or interrupted during `up`.
-    # The child holds the socket, so the number stays taken until the cluster is down.
-    end = subprocess.Popen(
-        ["sh", "-c", 'read -r _; exec "$0" down', str(TOOL)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        pass_fds=[_claim()[1].fileno()],
-        start_new_session=True,
-    )
-    atexit.register(end.communicate)
-    up = tool("up", "--nodes", "4")
-    if up.returncode:
-        return f"no development cluster: {up.stderr}"
-    os.environ["SLURM_CONF"] = f"{os.environ[SETTING].partition(':')[0]}/slurm.conf"
-    return ""
-
-
 def number() -> int:
-    """Return the number of this process's cluster and subnet, which no other process uses now."""
-    return _claim()[0]
-
-
-@functools.cache
-def _claim() -> tuple[int, socket.socket]:
-    """Return a free number and a socket; the number is taken as long as the socket is open."""
-    for n in range(1, 255):
-        name = socket.socket(socket.AF_UNIX)
-        try:
-            name.bind(f"\0hpctrain-test-cluster-{n}")
-        except OSError:
-            name.close()
-        else:
-            atexit.register(name.close)
-            return n, name
-    raise AssertionError("254 other test processes run on this machine")
+    """Return a number for a second cluster and subnet of this process, as long as it runs."""
+    found, claim = claim_number()
+    atexit.register(claim.close)
+    return found
 
 
 def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 120) -> str:
@@ -104,17 +39,6 @@ def slurm(*command: str, env: Mapping[str, str] | None = None, timeout: float = 
     said = f"{done.stdout}{done.stderr}"
     assert done.returncode == 0, f"{' '.join(command)} ended with {done.returncode}: {said}"
     return done.stdout.strip()
-
-
-def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run slurm/dev-cluster with changes to the environment."""
-    return subprocess.run(
-        [str(TOOL), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        env={**os.environ, **env},
-    )
 
 
 def heal() -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from hpctrain.config.composing.compose_sweep import Composer
     from tests.cluster import Paced
 
+pytest_plugins = ["hpctrain.testing.fixtures"]
 # Each rank has one thread, because the machine has few cores and the tests have many processes.
 os.environ["OMP_NUM_THREADS"] = "1"
 # torch.compile need not try which vector instructions the compiler knows, which takes 7 s.
@@ -204,11 +205,10 @@ def no_slurm(no_sbatch: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.fixture
-def empty_queue() -> Iterator[None]:
+def empty_queue(slurm_cluster: object) -> Iterator[None]:
     """The development cluster. Afterwards all jobs are cancelled and the queue is empty."""
     from tests import cluster
 
-    cluster.require()
     yield
     subprocess.run(["scancel", "--me"], check=False)
     cluster.wait_for(lambda: not cluster.queue(), 60, "an empty queue")

@@ -230,9 +230,9 @@ def accept(words: list[str], run: Path) -> None:
         case ["apt-get", "install", "--no-install-recommends", *packages]:
             needed = _dev_cluster("requirements").PACKAGES
             assert {*packages} == {*needed} - {"util-linux"}  # util-linux is everywhere
-        case ["slurm/dev-cluster", *rest]:
+        case ["python", "-m", "hpctrain", "cluster", *rest] if rest != ["check"]:
             _dev_cluster("cli").parse(rest)
-        case ["eval", "$(slurm/dev-cluster env)"]:
+        case ["eval", "$(python -m hpctrain cluster env)"]:
             _dev_cluster("cli").parse(["env"])
         case ["mlflow", "ui", "--backend-store-uri", uri]:
             assert (

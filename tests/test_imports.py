@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
 # The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
 # what comes after a training, `insight` looks at everything.
-EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight", "node"]
+EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight", "node", "testing"]
 # They put it together: what users import, and the command line.
 # `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.
 DOORS = ["training", "job", "slurm", "api", "cli", "__main__"]
@@ -29,7 +29,7 @@ NO_TORCH = (
     "engine.faults.observed engine.faults.observer engine.faults.process_state "
     "engine.job.compile_cache engine.job.here engine.job.verdict errors "
     "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
-    "insight.report launch node results.commands runs search tracking"
+    "insight.report launch node results.commands runs search testing tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
@@ -230,9 +230,10 @@ def _defined(module: ast.Module) -> Iterator[str]:
 def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     """Slurm signals every process of a step: a child of a rank that dies of it fails the run."""
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
-    assert found == {  # on the login node, and in the batch script
+    assert found == {  # on the login node, in the batch script, and in tests
         "hpctrain.launch.sweeps.foreign_targets",
         "hpctrain.runs.code.provenance",
+        "hpctrain.testing.fixtures",
     }
 
 

@@ -22,7 +22,8 @@ from hpctrain.runs.sweep_overrides import label
 def check(job: JobRequest) -> None:
     """Check that the job needs only one machine."""
     if 1 not in job.nodes:
-        reason, cure = "sbatch is not on the PATH, and without a cluster", "slurm/dev-cluster up"
+        reason = "sbatch is not on the PATH, and without a cluster"
+        cure = "python -m hpctrain cluster up"
         if sbatch.available():
             reason, cure = "with hydra/launcher=submitit_local", "hydra/launcher=submitit_slurm"
         raise ConfigError(

@@ -47,12 +47,14 @@ from dev_cluster.command import Failure, require_root, run
 from dev_cluster.controller import head_is_up, hurt
 from dev_cluster.network import inside
 
+NAME = "slurm/dev-cluster"
 
-def parse(argv: list[str]) -> argparse.Namespace:
-    """Parse the command line."""
+
+def parse(argv: list[str], name: str = NAME) -> argparse.Namespace:
+    """Parse the command line; `name` is how the user calls this tool."""
     parser = argparse.ArgumentParser(
-        prog="dev-cluster",
-        description=__doc__,
+        prog=name,
+        description=(__doc__ or "").replace(NAME, name),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -79,7 +81,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     command("status", "show daemons, nodes and jobs; the exit code is 0 if everything works")
     end = command("down", "end the cluster and delete all its files")
     end.add_argument("--keep-logs", action="store_true", help="move the logs to FOLDER.logs")
-    command("env", 'print the shell commands for eval "$(dev-cluster env)"')
+    command("env", 'print the shell commands for eval "$(... env)"')
     shell = command("shell", "open a shell that uses the cluster; with NODE, a shell on that node")
     shell.add_argument("node", nargs="?", metavar="NODE")
     execute = command("exec", "run a command with the cluster's environment: exec -- sinfo")
@@ -93,16 +95,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str], name: str) -> int:
     """Run one command; return the exit code."""
-    args = parse(argv)
+    args = parse(argv, name)
     cluster = Cluster(os.environ.get(SETTING) or DEFAULT)
     if args.command == "check":
         requirements.check(cluster)
         print("a cluster can run here")
         return 0
     if args.command not in ("up", "status", "down") and not cluster.nodes:
-        raise Failure(f"no cluster in {cluster.folder}: first `dev-cluster up`")
+        raise Failure(f"no cluster in {cluster.folder}: first `{name} up`")
     if args.command == "env":
         print(f"export SLURM_CONF={shlex.quote(str(cluster.conf))}")
         return 0
@@ -115,7 +117,8 @@ def main(argv: list[str]) -> int:
             raise Failure("this is a shell on a node of the cluster: leave it first")
         with lifecycle.setup_lock():
             if args.command == "up":
-                lifecycle.start(cluster, args.nodes, args.set)
+                if lifecycle.start(cluster, args.nodes, args.set):
+                    print(f'to use it: eval "$({name} env)"')
             else:
                 lifecycle.end(cluster, args.keep_logs)
                 print("down")
@@ -168,16 +171,17 @@ def execute(cluster: Cluster, node: str | None, argv: list[str]) -> None:
         raise Failure(f"{command[0]}: {error.strerror}", 2) from None
 
 
-def program(argv: list[str]) -> int:
+def program(argv: list[str], name: str = NAME) -> int:
     """Run one command with the handling of signals and errors that a program needs."""
+    os.umask(0o022)  # every user of the machine may use the cluster
     # `up` cleans up before it goes, also where a script that started it has SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # no traceback from `dev-cluster status | head`
     try:
-        return main(argv)
+        return main(argv, name)
     except Failure as failure:
-        print(f"dev-cluster: {failure}", file=sys.stderr)
+        print(f"{name}: {failure}", file=sys.stderr)
         return failure.code
     except KeyboardInterrupt:
         return 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -39,4 +40,5 @@ def wait_for(what: str, ready: Callable[[], object], seconds: float = 60) -> Non
 def require_root() -> None:
     """Raise Failure if the user is not root."""
     if os.geteuid():
-        raise Failure("needs root, to make network namespaces and mounts: try sudo", 4)
+        again = shlex.join(["sudo", sys.executable, *sys.orig_argv[1:]])
+        raise Failure(f"needs root, to make network namespaces and mounts: {again}", 4)

@@ -82,6 +82,8 @@ def write(cluster: Cluster, count: int, settings: list[str]) -> None:
     names = ["net", "log", "run", "state", "spool", "scratch", "dev", "munge", "mariadb"]
     for name in [*names, *(f"nodes/{host}" for host in hosts)]:
         (cluster.folder / name).mkdir(parents=True)
+        if name.startswith("nodes/"):  # the node's own disk, which any user may write to
+            (cluster.folder / name).chmod(0o1777)
     for host in hosts:
         (cluster.folder / "net" / host).touch()
     for i in range(GPUS):  # devices like /dev/null: Slurm counts them and sets the GPU mask

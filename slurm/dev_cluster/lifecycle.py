@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +21,27 @@ from dev_cluster.faults import heal
 
 @contextlib.contextmanager
 def setup_lock() -> Iterator[None]:
-    """Hold a lock on this file: two processes in `up` or `down` would disturb each other."""
-    with open(__file__) as lock:
+    """Hold a lock of this machine: two processes in `up` or `down` would disturb each other.
+
+    It is on a folder that every copy of this tool knows.
+    """
+    lock = os.open("/var/tmp", os.O_RDONLY)
+    try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(lock)
 
 
-def start(cluster: Cluster, count: int | None, settings: list[str]) -> None:
-    """Start the cluster; if a part of it runs, start what is missing and heal its nodes."""
+def start(cluster: Cluster, count: int | None, settings: list[str]) -> bool:
+    """Start the cluster; if a part of it runs, start what is missing and heal its nodes.
+
+    Return whether it was started anew.
+    """
     begin, daemons = time.monotonic(), Daemons(cluster)
     if any(pid for (host, _), pid in cluster.daemons().items() if host == "head"):
         if count not in (None, len(cluster.nodes)) or settings:
-            raise Failure(f"already up with {len(cluster.nodes)} nodes: first `dev-cluster down`")
+            raise Failure(f"already up with {len(cluster.nodes)} nodes: first `down`")
         if revived := daemons.revive_head():
             print(f"started again, with queue and accounting: {', '.join(revived)}")
         states = node_states()
@@ -40,7 +49,7 @@ def start(cluster: Cluster, count: int | None, settings: list[str]) -> None:
             heal(cluster, node)
             print(f"healed {node}, which was {states.get(node, 'unknown')}")
         print(f"already up: {len(cluster.nodes)} nodes")
-        return
+        return False
     if cluster.nodes:  # for example after a reboot
         print("no daemon is left on head: its queue, accounting and jobs are deleted", flush=True)
     end(cluster)
@@ -48,11 +57,9 @@ def start(cluster: Cluster, count: int | None, settings: list[str]) -> None:
     _start_anew(daemons, count or 4, settings)
     print(
         f"up in {time.monotonic() - begin:.0f} s: {len(cluster.nodes)} nodes with {CPUS} CPUs and "
-        f"{GPUS} fake GPUs each; state in {cluster.folder}. Next:\n"
-        f'    eval "$({sys.argv[0]} env)"\n'
-        f"    srun -N{len(cluster.nodes)} hostname\n"
-        f"    {sys.argv[0]} --help"
+        f"{GPUS} fake GPUs each; state in {cluster.folder}"
     )
+    return True
 
 
 def _start_anew(daemons: Daemons, count: int, settings: list[str]) -> None:

@@ -7,11 +7,11 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from tests import cluster
+from hpctrain.testing.fixtures import running
 from tests.conftest import run_module
 from tests.faults import cluster_events
 from tests.faults.suite import EVENTS, HEAD, KILLS, Suite
@@ -35,14 +35,12 @@ def main() -> int:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: one GPU")
     parser.add_argument("--list", action="store_true", help="print the rows and end")
     asked = parser.parse_args()
-    if asked.cluster and (problem := cluster.problem()):
-        sys.exit(problem)
     if asked.list:
         for event in (*EVENTS, *cluster_events.ON_CLUSTER):
             print(f"{event.name:34} {event.covered or 'here'}")
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
-    with suite(asked.device) as made:
+    with running() if asked.cluster else nullcontext(), suite(asked.device) as made:
         print(HEAD, flush=True)
         _run(made, asked)
         return bool(made.failed)

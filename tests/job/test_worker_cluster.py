@@ -41,11 +41,11 @@ class Trouble(Hook):
 """
 
 
+@pytest.mark.usefixtures("slurm_cluster")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_trials_go_on_exactly_and_one_that_fails_leaves_the_others(
     nodes: int, train: Callable[..., Completed], digits: Path, tmp_path: Path
 ) -> None:
-    cluster.require()
     code = tmp_path / "code"
     code.mkdir()
     (code / "trouble.py").write_text(TROUBLE)

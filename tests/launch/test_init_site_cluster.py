@@ -47,9 +47,10 @@ SHAPES: dict[str, dict[str, list[str]]] = yaml.safe_load(
 
 
 @pytest.fixture
-def shaped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[list[str]], None]]:
+def shaped(
+    slurm_cluster: object, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[list[str]], None]]:
     """A function that starts a second cluster, with these lines in its slurm.conf."""
-    cluster.require()
     folder, net = f"/var/tmp/hpctrain-test-shape-{cluster.number()}", f"10.78.{cluster.number()}"
     monkeypatch.setenv(cluster.SETTING, f"{folder}:{net}.0/24")
 

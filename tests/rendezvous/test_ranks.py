@@ -11,7 +11,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.here import _check_world
 from hpctrain.errors import ConfigError, DistributedError
-from tests import cluster
 
 HOSTLISTS = {
     "node1": ["node1"],
@@ -44,9 +43,9 @@ def test_hostlist(text: str) -> None:
 
 
 @pytest.mark.slurm
+@pytest.mark.usefixtures("slurm_cluster")
 @pytest.mark.parametrize("text", HOSTLISTS)
 def test_hostlist_agrees_with_scontrol(text: str) -> None:
-    cluster.require()
     answer = subprocess.run(
         ["scontrol", "show", "hostnames", text], capture_output=True, text=True, check=True
     )

@@ -29,10 +29,10 @@ def found_in(folder: Path) -> tuple[Path, FoundSearch]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("slurm_cluster")
 def test_workers_outlive_the_command_and_a_trial_that_fails(
     train: Any, digits: Path, tmp_path: Path
 ) -> None:
-    cluster.require()
     (tmp_path / "held.py").write_text(HELD)
     (hold := tmp_path / "hold").touch()
     search = [

@@ -19,9 +19,8 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture(autouse=True)
-def running() -> Iterator[None]:
+def running(slurm_cluster: object) -> Iterator[None]:
     """Require a running cluster, and heal it before and after each test."""
-    cluster.require()
     cluster.heal()
     yield
     cluster.heal()

@@ -47,8 +47,5 @@ def _files(name: str) -> dict[str, str]:
         path = file.relative_to(_TEMPLATE).as_posix().removesuffix(".txt")
         found[path.replace("NAME", name)] = file.read_text().replace("NAME", name)
     found["conf/site/mine.yaml"] = (conf_dir() / "site" / "example.yaml").read_text()
-    batch = Path(__file__).parent / "slurm" / "train.sbatch"  # in a wheel; else in the checkout
-    if not batch.exists():
-        batch = conf_dir().parent / "slurm" / "train.sbatch"
-    found["train.sbatch"] = batch.read_text()
+    found["train.sbatch"] = (conf_dir().parent / "slurm" / "train.sbatch").read_text()
     return found

@@ -77,6 +77,8 @@ Commands
                        --jupyter: a notebook
   init-site            write conf/site/mine.yaml from what this cluster says;
                        --check tells what in it no longer fits
+  cluster up|down|...  a real Slurm with several nodes on this machine, for tests;
+                       preempt JOB, cut NODE, ...: what happens on clusters
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path

@@ -127,7 +127,6 @@ def test_without_slurm_a_project_learns_what_to_install(
 
 
 @pytest.mark.slurm
-@pytest.mark.xdist_group("wheel")
 def test_a_project_submits_a_sweep_to_a_cluster_of_its_own(
     python: Path, project: Path, digits: Path
 ) -> None:
@@ -142,7 +141,7 @@ def test_a_project_submits_a_sweep_to_a_cluster_of_its_own(
 
 
 @pytest.mark.slurm
-@pytest.mark.xdist_group("wheel")
+@pytest.mark.slow
 def test_the_job_of_github_actions_and_a_preemption(python: Path, tmp_path: Path) -> None:
     job = yaml.safe_load(PAGE[".github/workflows/slurm.yml"])["jobs"]["slurm"]
     apt, pip, *steps = [step["run"] for step in job["steps"] if "run" in step]

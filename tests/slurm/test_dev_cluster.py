@@ -89,6 +89,13 @@ def test_a_killed_daemon_is_healed_and_its_job_goes_on() -> None:
         cluster.slurm("scancel", job)
 
 
+def test_every_user_of_the_machine_may_use_it_and_the_disks_of_its_nodes() -> None:
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    scratch = Path(os.environ["SLURM_CONF"]).parent / "scratch"
+    script = f"touch {scratch}/mine && id -u && rm {scratch}/mine"
+    assert cluster.slurm(*nobody, "srun", "--chdir=/", "sh", "-c", script) == "65534"
+
+
 @pytest.mark.parametrize("command", [["cut", "node9"], ["up", "--nodes", "0"], ["dance"], []])
 def test_usage_errors(command: list[str]) -> None:
     done = cluster.tool(*command)

@@ -77,8 +77,8 @@ Commands
                        --jupyter: a notebook
   init-site            write conf/site/mine.yaml from what this cluster says;
                        --check tells what in it no longer fits
-  cluster up|down|...  a real Slurm with several nodes on this machine, for tests;
-                       preempt JOB, cut NODE, ...: what happens on clusters
+  cluster up           a real Slurm with several nodes on this machine;
+                       cluster --help: down, preempt JOB, cut NODE, ...
 
 What jobs and templates call
   freeze OVERRIDES     check a config, write its run directory, print its path

@@ -33,13 +33,16 @@ def slurm_cluster() -> Iterator[Callable[..., str]]:
     The value is a function: `slurm_cluster("hurry", job)` does what `python -m hpctrain cluster
     hurry JOB` does, and returns what that prints. It raises LaunchError where that fails.
     """
+    problem = ""
     with ExitStack() as stack:
         try:
             stack.enter_context(running())
         except LaunchError as error:
-            if os.environ.get("CI") == "true":
-                pytest.fail(str(error), pytrace=False)
-            pytest.skip(str(error))
+            problem = str(error)
+        if problem and os.environ.get("CI") == "true":
+            pytest.fail(problem, pytrace=False)
+        if problem:
+            pytest.skip(problem)
         yield call
 
 

@@ -23,7 +23,6 @@ from hpctrain.errors import LaunchError
 from hpctrain.testing.command import TOOL
 
 SETTING = "HPCTRAIN_DEV_CLUSTER"  # the tool reads it: FOLDER:SUBNET of the cluster that is meant
-_LONGEST_S = 240
 
 
 @pytest.fixture(scope="session")
@@ -116,7 +115,7 @@ def tool(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, str(TOOL), *arguments],
         capture_output=True,
         text=True,
-        timeout=_LONGEST_S,
+        timeout=240,
         env={**os.environ, **env},
     )
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands import logs
 from hpctrain.insight.report.account.run_account import read
-from hpctrain.runs.commands import logs
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
 from hpctrain.tracking import samples

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from hpctrain import cli
+from hpctrain.commands import cancel, gc, status
+from hpctrain.commands import logs as logs_module
+from hpctrain.commands import status as status_module
 from hpctrain.errors import StorageError
 from hpctrain.insight.report import report_command
-from hpctrain.runs.commands import cancel, gc, status
-from hpctrain.runs.commands import logs as logs_module
-from hpctrain.runs.commands import status as status_module
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import state, stop_request
 from hpctrain.runs.state.facts import Facts

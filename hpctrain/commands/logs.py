@@ -12,9 +12,9 @@ from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
 from hpctrain.cluster.slurm.patience import WATCH_S
+from hpctrain.commands.rank_logs import batch_log, rank_logs, telling
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.rank_logs import batch_log, rank_logs, telling
 from hpctrain.runs.state.select import add_dir, latest_run
 from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 

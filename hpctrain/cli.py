@@ -49,7 +49,7 @@ COMMANDS = {
 FORMS = {
     "status": {
         "--live": "hpctrain.insight.report.live.live",
-        "--upload": "hpctrain.tracking.sync",
+        "--upload": "hpctrain.commands.sync",
     },
     "resume": {"--branch": "hpctrain.results.commands.branch"},
     "predict": {"--prompt": "hpctrain.results.commands.generate"},
@@ -187,12 +187,7 @@ def _command(name: str, argv: list[str]) -> int:
 
 
 def _module(module: str, argv: list[str]) -> int:
-    main = import_module(module).main
-    if module == "hpctrain.tracking.sync":
-        from hpctrain.runs.state.state import ended_for_good
-
-        main = partial(main, ended=ended_for_good)
-    code: int = main(argv)
+    code: int = import_module(module).main(argv)
     return code
 
 

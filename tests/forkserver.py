@@ -76,7 +76,7 @@ OURS = {
             "hpctrain.insight.preflight",
         ),
         *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
-        *("hpctrain.models", "hpctrain.runs.summary", "hpctrain.tracking.page.links"),
+        *("hpctrain.models", "hpctrain.results.summary", "hpctrain.results.links"),
         *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
         # What a training starts beside itself.
         *("hpctrain.engine.faults.observer", "hpctrain.insight.monitor.process"),

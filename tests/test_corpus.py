@@ -21,11 +21,12 @@ from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.identity import run_path
 from hpctrain.data.shards.index import Index
 from hpctrain.insight.report.account.history import History
+from hpctrain.results import columns
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.facts import Facts
-from hpctrain.tracking import columns, recorded, samples
+from hpctrain.tracking import recorded, samples
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 

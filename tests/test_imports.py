@@ -18,7 +18,7 @@ CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "laun
 # The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
 # what comes after a training, `insight` looks at everything.
 EXTENSIONS = [
-    *["models", "tasks", "trackers", "functions", "commands"],
+    *["models", "tasks", "trackers", "addons", "functions", "commands"],
     *["search", "results", "insight", "node"],
 ]
 # They put it together: what users import, and the command line.
@@ -36,8 +36,8 @@ NO_TORCH = (
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
-    "base cluster data engine.checkpoint engine.distributed engine.faults "
-    "engine.job.fit engine.layers engine.looking engine.supervised engine.parallel engine.parts "
+    "addons base cluster data engine.checkpoint engine.distributed engine.faults "
+    "engine.job.fit engine.layers engine.supervised engine.parallel engine.parts "
     "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
@@ -120,7 +120,7 @@ def test_the_page_of_the_architecture_draws_every_room() -> None:
 
 def test_the_core_names_no_module_of_an_extension() -> None:
     """A name in a text is as good as an import; models, tasks and trackers are names of users."""
-    rooms = r"(search|results|insight)[\w.]*|(commands|functions|node)\.\w+"
+    rooms = r"(search|results|insight|addons)[\w.]*|(commands|functions|node)\.\w+"
     hidden = re.compile(rf"hpctrain\.({rooms})")
     wrong = [
         f"{module}: {node.value}"

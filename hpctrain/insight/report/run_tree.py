@@ -24,9 +24,9 @@ from hpctrain.insight.report.tree import (
     Sentences,
     number,
 )
+from hpctrain.results.links import pages_of
 from hpctrain.runs.code import provenance
 from hpctrain.runs.state.state import eta_s
-from hpctrain.tracking.page.links import pages_of
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",

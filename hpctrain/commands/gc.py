@@ -28,14 +28,14 @@ from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import TEMPORARY
 from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import printable
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.select import add_dir, all_runs
+from hpctrain.commands.state import UNDER_WAY, State, states_of
 from hpctrain.errors import ConfigError, DamageError, StorageError
 from hpctrain.functions.function_call import code_of
 from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints, damage
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import add_dir, all_runs
-from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
 log = logging.getLogger(__name__)
 

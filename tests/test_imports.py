@@ -234,7 +234,7 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     """Slurm signals every process of a step: a child of a rank that dies of it fails the run."""
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
     assert found == {  # on the login node, and in the batch script
-        "hpctrain.launch.sweeps.foreign_targets",
+        "hpctrain.insight.foreign_targets",
         "hpctrain.runs.code.provenance",
     }
 

@@ -32,7 +32,6 @@ from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.notes import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
@@ -150,7 +149,9 @@ def build(place: Place) -> Trainer:
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = None if train.ema is None else offered("average")(model, train.ema)
     notes = notes_of(place)
-    watch = Watch(notes, train.watch, max_steps=max_steps) if train.watch != "off" else None
+    watch = None
+    if train.watch != "off":
+        watch = offered("watch")(notes, train.watch, max_steps=max_steps)
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,

@@ -30,7 +30,6 @@ from hpctrain.engine.parts.display import ProgressFile, choose_display
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.saving import Every, Saving, Timer
@@ -112,7 +111,7 @@ class Around:
         slow = None
         if ranks.world_size > 1:
             say = partial(notes.say, "slow_rank")
-            slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
+            slow = offered("slow_ranks").SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
         every = report_every(config.train, max_steps), saves.every_steps
         return Stepping(
             feed=feed,

@@ -74,6 +74,7 @@ OURS = {
             "hpctrain.engine.job.attempt",
             "hpctrain.engine.loop",
             "hpctrain.insight.preflight",
+            "hpctrain.addons.looking.first_look",
         ),
         *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
         *("hpctrain.models", "hpctrain.results.summary", "hpctrain.results.links"),

@@ -23,7 +23,7 @@ from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.engine.session import Session
-    from hpctrain.launch.function import FunctionJob, LocalFunctionJob
+    from hpctrain.functions.function import FunctionJob, LocalFunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
     from hpctrain.results.loaded import LoadedRun
 
@@ -52,7 +52,7 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
         LaunchError: The scheduler refuses a job.
     """
     from hpctrain.base.secrets import mask
-    from hpctrain.config.composing.compose_call import composed
+    from hpctrain.functions.compose_call import composed
     from hpctrain.launch.output import say
     from hpctrain.launch.sweeps.sweep import Sweep
 
@@ -85,8 +85,8 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
-    from hpctrain.config.composing.compose_call import composed
     from hpctrain.engine.job.here import train_here
+    from hpctrain.functions.compose_call import composed
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
@@ -120,9 +120,9 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         ConfigError: An override is wrong, they give several runs, or this is another thread.
         SystemExit: The run was stopped and has saved, or it has finished before.
     """
-    from hpctrain.config.composing.compose_call import composed
     from hpctrain.config.rules.own_loop import SCRIPT
     from hpctrain.engine.job.here import session_here
+    from hpctrain.functions.compose_call import composed
 
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("hpctrain.session must be called in the main thread, which gets signals")
@@ -191,8 +191,8 @@ def submit_function(
             is wrong; nothing was queued.
         LaunchError: The scheduler refuses the job.
     """
-    from hpctrain.launch import function as functions
-    from hpctrain.runs.function_call import Call
+    from hpctrain.functions import function as functions
+    from hpctrain.functions.function_call import Call
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
     with private_files():

@@ -29,10 +29,10 @@ from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
-    "status": "hpctrain.runs.commands.status",
-    "logs": "hpctrain.runs.commands.logs",
-    "cancel": "hpctrain.runs.commands.cancel",
-    "resume": "hpctrain.launch.resume",
+    "status": "hpctrain.commands.status",
+    "logs": "hpctrain.commands.logs",
+    "cancel": "hpctrain.commands.cancel",
+    "resume": "hpctrain.commands.resume",
     "evaluate": "hpctrain.results.commands.evaluate",
     "predict": "hpctrain.results.commands.predict",
     "export": "hpctrain.results.commands.export",
@@ -40,7 +40,7 @@ COMMANDS = {
     "plan": "hpctrain.insight.plan.plan_command",
     "doctor": "hpctrain.insight.doctor.command",
     "bench": "hpctrain.insight.bench.bench",
-    "gc": "hpctrain.runs.commands.gc",
+    "gc": "hpctrain.commands.gc",
     "new": "hpctrain.insight.project.new",
     "shell": "hpctrain.node.shell",
     "init-site": "hpctrain.insight.site.init_site",
@@ -50,7 +50,7 @@ COMMANDS = {
 FORMS = {
     "status": {
         "--live": "hpctrain.insight.report.live.live",
-        "--upload": "hpctrain.tracking.sync",
+        "--upload": "hpctrain.commands.sync",
     },
     "resume": {"--branch": "hpctrain.results.commands.branch"},
     "predict": {"--prompt": "hpctrain.results.commands.generate"},
@@ -148,7 +148,7 @@ def _call(first: str, argv: list[str]) -> int:
         "freeze": _freeze,
         "run": _run,
         "work": partial(_module, "hpctrain.search.worker"),  # a rank of a worker of a search
-        "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
+        "call": partial(_module, "hpctrain.functions.call"),  # a rank of hpctrain.submit_function
     }
     if first in _RANKS:
         _begin_rank(first)
@@ -188,12 +188,7 @@ def _command(name: str, argv: list[str]) -> int:
 
 
 def _module(module: str, argv: list[str]) -> int:
-    main = import_module(module).main
-    if module == "hpctrain.tracking.sync":
-        from hpctrain.runs.state.state import ended_for_good
-
-        main = partial(main, ended=ended_for_good)
-    code: int = main(argv)
+    code: int = import_module(module).main(argv)
     return code
 
 

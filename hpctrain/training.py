@@ -1,5 +1,5 @@
 """What a hook of one's own inherits from, and what it is given."""
 
-from hpctrain.engine.parts.hooks import Hook, RunState
+from hpctrain.addons.hooks import Hook, RunState
 
 __all__ = ["Hook", "RunState"]

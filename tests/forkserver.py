@@ -74,9 +74,10 @@ OURS = {
             "hpctrain.engine.job.attempt",
             "hpctrain.engine.loop",
             "hpctrain.insight.preflight",
+            "hpctrain.addons.looking.first_look",
         ),
         *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
-        *("hpctrain.models", "hpctrain.runs.summary", "hpctrain.tracking.page.links"),
+        *("hpctrain.models", "hpctrain.results.summary", "hpctrain.results.links"),
         *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
         # What a training starts beside itself.
         *("hpctrain.engine.faults.observer", "hpctrain.insight.monitor.process"),

@@ -10,9 +10,9 @@ from typing import Any
 
 from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import Progress, RunRecord
+from hpctrain.commands import status
+from hpctrain.commands.facts import Facts
 from hpctrain.runs.checkpoints.manifest import Manifest
-from hpctrain.runs.commands import status
-from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.stop_request import StopRequest
 
 NOW = 1_800_000_000.0

@@ -17,7 +17,10 @@ from tests.conftest import ROOT
 CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
 # The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
 # what comes after a training, `insight` looks at everything.
-EXTENSIONS = ["models", "tasks", "trackers", "search", "results", "insight", "node", "testing"]
+EXTENSIONS = [
+    *["models", "tasks", "trackers", "addons", "functions", "commands"],
+    *["search", "results", "insight", "node", "testing"],
+]
 # They put it together: what users import, and the command line.
 # `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.
 DOORS = ["training", "job", "slurm", "api", "cli", "__main__"]
@@ -25,16 +28,17 @@ ROOMS = ["__init__", *CORE, *EXTENSIONS, *DOORS]
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
-    "api base cli cluster config data.shards engine.faults.early_signals engine.faults.limits "
-    "engine.faults.observed engine.faults.observer engine.faults.process_state "
-    "engine.job.compile_cache engine.job.here engine.job.verdict errors "
-    "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
-    "insight.report launch node results.commands runs search testing tracking"
+    "api base cli cluster commands config data.shards engine.faults.early_signals "
+    "engine.faults.limits engine.faults.observed engine.faults.observer "
+    "engine.faults.process_state engine.job.compile_cache engine.job.here engine.job.verdict "
+    "errors functions insight.doctor insight.estimates insight.monitor insight.plan.memory "
+    "insight.reference insight.report launch node results.commands runs search testing "
+    "tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (
-    "base cluster data engine.checkpoint engine.distributed engine.faults "
-    "engine.job.fit engine.layers engine.looking engine.supervised engine.parallel engine.parts "
+    "addons base cluster data engine.checkpoint engine.distributed engine.faults "
+    "engine.job.fit engine.layers engine.supervised engine.parallel engine.parts "
     "engine.tasks models runs tasks trackers tracking"
 )
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
@@ -117,7 +121,8 @@ def test_the_page_of_the_architecture_draws_every_room() -> None:
 
 def test_the_core_names_no_module_of_an_extension() -> None:
     """A name in a text is as good as an import; models, tasks and trackers are names of users."""
-    hidden = re.compile(r"hpctrain\.(search|results|insight)[\w.]*")
+    rooms = r"(search|results|insight|addons)[\w.]*|(commands|functions|node)\.\w+"
+    hidden = re.compile(rf"hpctrain\.({rooms})")
     wrong = [
         f"{module}: {node.value}"
         for module in OURS
@@ -134,7 +139,6 @@ def test_what_extensions_offer_is_there() -> None:
     asked = {
         node.args[0].value
         for module in OURS
-        if room(module) in CORE
         for node in ast.walk(tree(FILES[module]))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name | ast.Attribute)
@@ -231,7 +235,7 @@ def test_who_may_start_programs_that_hear_the_signals_of_the_job() -> None:
     """Slurm signals every process of a step: a child of a rank that dies of it fails the run."""
     found = {module for module in OURS if "subprocess.run(" in FILES[module].read_text()}
     assert found == {  # on the login node, in the batch script, and in tests
-        "hpctrain.launch.sweeps.foreign_targets",
+        "hpctrain.insight.foreign_targets",
         "hpctrain.runs.code.provenance",
         "hpctrain.testing.fixtures",
     }

@@ -6,7 +6,7 @@ The objects are made here from the config; the steps only use them.
 """
 
 import logging
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,12 +30,8 @@ from hpctrain.engine.building.build_steps import (
 )
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
-from hpctrain.engine.looking.first_look import FirstLook
-from hpctrain.engine.looking.held_values import check_parameters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.average import Average
-from hpctrain.engine.parts.notes import Watch
 from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
@@ -131,7 +127,7 @@ def build(place: Place) -> Trainer:
     tracker.log_params({"effective": asdict(effective)})
 
     if is_foreign(parts.whole_task):
-        check_parameters(parts.whole_task)
+        offered("own_parameters")(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.steps.fills_up(max_steps):
         from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
@@ -151,9 +147,11 @@ def build(place: Place) -> Trainer:
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
-    average = None if train.ema is None else Average(model, train.ema)
+    average = None if train.ema is None else offered("average")(model, train.ema)
     notes = notes_of(place)
-    watch = Watch(notes, train.watch, max_steps=max_steps) if train.watch != "off" else None
+    watch = None
+    if train.watch != "off":
+        watch = offered("watch")(notes, train.watch, max_steps=max_steps)
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,
@@ -171,16 +169,21 @@ def build(place: Place) -> Trainer:
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     profiled = train.profile if ranks.is_main else None
     trained = model.module, optimizer, task
+    of_run, feeds = (run, ranks, (model, task, optimizer)), (loader, evaluations.values())
+    look = offered("first_look")(*of_run, *feeds, max_steps)
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
-        FirstLook.of(run, ranks, (model, task, optimizer), loader, evaluations.values(), max_steps),
+        look,
         Ramp(model, rows, micro_batches) if rows else None,
         step,
         average,
         micro_batches if train.micro_batch_size == "auto" else None,
         offered("profile")(profiled, run.path / "profile", ranks.rank) if profiled else None,
         *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
-        Evaluations(step, evaluations, train.eval_every, config.requested(), average),
+        Evaluations(
+            *(step, evaluations, train.eval_every, config.requested()),
+            averaged=average.applied if average else nullcontext,
+        ),
         schedule,
         *patience_of(train),
         watch,

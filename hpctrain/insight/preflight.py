@@ -55,8 +55,7 @@ def check_nodes(
 ) -> None:
     """Check the nodes; all ranks call it, in their process group, and all raise NodeError."""
     mode = job.launch.preflight
-    # A process that was started by hand is looked at only on demand.
-    if mode == "off" or (mode == "quick" and ranks.launcher != "slurm"):
+    if mode == "off":
         return
     from hpctrain.insight.doctor.probe import Expectation
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import submitit
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.job_environment import keep_gpus
@@ -30,7 +31,6 @@ from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig
 from hpctrain.errors import LaunchError
-from hpctrain.runs.code import environment
 from hpctrain.runs.code.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -85,8 +85,9 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         """Write the batch script and the list of the job folders."""
         (self.folder / "batch").mkdir(parents=True, exist_ok=True)
         if image := self._image():
-            environment.write(Path(image[0]), Path(image[1]) if image[1] else None)
-            (self.folder / "environment.sh").write_text(environment.UNPACK)
+            travels = offered("environment")
+            travels.write(Path(image[0]), Path(image[1]) if image[1] else None)
+            (self.folder / "environment.sh").write_text(travels.UNPACK)
         self.script.write_text(self.text())
         (self.folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in folders))
 
@@ -121,8 +122,9 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         if self.request.launch.environment == "shared":
             return []
         output = self.request.output_dir
-        code = environment.code_folder(output, self.parameters.get("pythonpath", ()))
-        return [str(environment.image(output)), str(code or "")]
+        travels = offered("environment")
+        code = travels.code_folder(output, self.parameters.get("pythonpath", ()))
+        return [str(travels.image(output)), str(code or "")]
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         given = {"command": command, "image": self._image(), **self.parameters}

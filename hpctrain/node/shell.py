@@ -26,6 +26,9 @@ from hpctrain.cluster.slurm.container import CHOOSE_GPUS, GPUS, in_container, sh
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.sbatch_options import sbatch_options, step_gpu_options
 from hpctrain.cluster.slurm.script import environment, sbatch_script
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.select import add_dir, latest_run
+from hpctrain.commands.state import UNDER_WAY, states_of
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
@@ -36,9 +39,6 @@ from hpctrain.node.held import run_held
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import add_dir, latest_run
-from hpctrain.runs.state.state import UNDER_WAY, states_of
 
 _LONGEST_MIN = 60  # of an allocation, where launch.time_min is not given
 _NOT_OF_SALLOC = {"requeue", "signal", "export", "export-file", "propagate", "input", "wait"}

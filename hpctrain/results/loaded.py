@@ -88,7 +88,7 @@ class LoadedRun:
         """
         import pandas as pd
 
-        from hpctrain.tracking import columns
+        from hpctrain.results import columns
 
         steps, keys, values = columns.read(journal.journal_path(self.path))
         return pd.DataFrame({"step": steps, "key": keys, "value": values})

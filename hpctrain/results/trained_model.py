@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.addons.quantized import quantize, release
 from hpctrain.config.schema import CheckpointConfig, LoRAConfig, TrainConfig
 from hpctrain.config.sections import ModelSections
 from hpctrain.data.generators import seeded_generators
@@ -19,7 +20,6 @@ from hpctrain.engine.building.build_model import stages_of, start_weights
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import first_names, names_of_base, weights_of
 from hpctrain.engine.checkpoint.stored_weights import open_weights
-from hpctrain.engine.layers.quantized import quantize, release
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters, freeze, with_adapters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

@@ -24,6 +24,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.record import written
@@ -41,7 +42,6 @@ from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
 from hpctrain.launch.output import AS_JSON, say
 from hpctrain.launch.sweeps.before_queueing import check_bounds, notes
-from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
@@ -170,7 +170,7 @@ class Search:
         self._settings.check_trial(config.data, config.train)
         if not self._cluster:
             local_runs.check(JobRequest.of(config))
-        for _, problem in refused([Entry([], config, run)]):
+        for _, problem in offered("foreign_targets")([Entry([], config, run)]):
             raise problem
         if config.launch.pack != 1:
             raise ConfigError(

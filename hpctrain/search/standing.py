@@ -18,8 +18,8 @@ from rich.text import Text
 
 from hpctrain.base.terminal.console import Table
 from hpctrain.cluster.slurm.queue import UnreachableError
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import is_search
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.select import is_search
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.search.trials import FoundSearch, Trial
 from hpctrain.search.worker_arrays import in_queue

@@ -20,9 +20,9 @@ from hpctrain.cluster.slurm import excluded_hosts, sbatch
 from hpctrain.cluster.slurm.partition_limit import road
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_name
 from hpctrain.cluster.slurm.script import JobOrder
+from hpctrain.commands.facts import Facts
 from hpctrain.config.job_request import JobRequest
 from hpctrain.errors import LaunchError, StorageError
-from hpctrain.runs.state.facts import Facts
 from hpctrain.search.rule import wanted
 from hpctrain.search.trials import FoundSearch
 

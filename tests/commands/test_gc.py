@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from hpctrain.runs.commands import gc
+from hpctrain.commands import gc
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module

@@ -8,10 +8,10 @@ import pytest
 
 from hpctrain.base.names.run_record import Hang
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.rank_logs import rank_logs, telling
 from hpctrain.errors import ConfigError
-from hpctrain.runs.state.facts import Facts
 from hpctrain.runs.state.failure import Failure
-from hpctrain.runs.state.rank_logs import rank_logs, telling
 from hpctrain.runs.terminal_log import kept
 from tests.conftest import run_module
 from tests.made_runs import NOW, SUBMITTED, make_run

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain.base.files import disk
+from hpctrain.commands import resume as resume_command
 from hpctrain.config.frozen import dump, load
 from hpctrain.errors import ConfigError, HpctrainError
-from hpctrain.launch import resume as resume_command
 from hpctrain.runs.run_dir import RunDir
 from tests import cluster, forkserver
 from tests.cluster import Paced

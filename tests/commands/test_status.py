@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands import logs
+from hpctrain.commands.facts import Facts
 from hpctrain.insight.report.account.run_account import read
-from hpctrain.runs.commands import logs
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
 from hpctrain.tracking import samples
 from hpctrain.tracking.meta import Meta, left_behind
 from tests import forkserver

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from hpctrain import cli
+from hpctrain.commands import cancel, gc, state, status
+from hpctrain.commands import logs as logs_module
+from hpctrain.commands import status as status_module
+from hpctrain.commands.facts import Facts
 from hpctrain.errors import StorageError
 from hpctrain.insight.report import report_command
-from hpctrain.runs.commands import cancel, gc, status
-from hpctrain.runs.commands import logs as logs_module
-from hpctrain.runs.commands import status as status_module
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state import state, stop_request
-from hpctrain.runs.state.facts import Facts
+from hpctrain.runs.state import stop_request
 from hpctrain.tracking.meta import Meta, Uploaded
 from tests.conftest import process_kept, run_json, run_module, runs
 from tests.made_runs import NOW, make_checkpoint, make_run

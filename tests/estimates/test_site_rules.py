@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from hpctrain.commands.select import all_runs
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError
@@ -17,7 +18,6 @@ from hpctrain.insight.doctor import login
 from hpctrain.insight.doctor.command import settings
 from hpctrain.insight.estimates import right_size, site_rules
 from hpctrain.insight.report.account.advice import notes
-from hpctrain.runs.state.select import all_runs
 from tests.made_runs import make_run, status_json
 from tests.report.accounts import BEGIN, account, attempt, write_run
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hpctrain.runs.state.facts import gather
+from hpctrain.commands.facts import gather
 from tests import cluster
 from tests.conftest import run_json, run_module
 from tests.faults.disturbed import (

@@ -46,7 +46,7 @@ import hashlib, os, time
 import torch
 import torch.distributed as dist
 from hpctrain.tasks import Classification
-from hpctrain.engine.parts.hooks import Hook
+from hpctrain.addons.hooks import Hook
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 real = time.time

@@ -17,9 +17,9 @@ from submitit.core import core
 
 import hpctrain
 from hpctrain.cluster.slurm import partition_limit, patience, queue, sbatch, steps
+from hpctrain.commands import logs, status
 from hpctrain.launch import logged_jobs
 from hpctrain.launch.sweeps import wait
-from hpctrain.runs.commands import logs, status
 from tests.conftest import ROOT, runs
 
 REFUSED = "Submission rate limit exceeded: 4 calls per minute"

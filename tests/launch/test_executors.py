@@ -11,9 +11,9 @@ from submitit.core.core import Executor
 
 import hpctrain
 from hpctrain.cluster.slurm import partition_limit, sbatch
+from hpctrain.commands import resume
 from hpctrain.config.composing import compose as command_line
 from hpctrain.errors import ConfigError
-from hpctrain.launch import resume
 from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from tests import forkserver
 

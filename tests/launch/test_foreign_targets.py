@@ -12,7 +12,7 @@ import pytest
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.rules.objects import called
 from hpctrain.config.schema import Config
-from hpctrain.launch.sweeps import foreign_targets
+from hpctrain.insight import foreign_targets
 from tests.conftest import Completed, runs
 
 MINE = """\

@@ -10,11 +10,11 @@ import pytest
 
 from hpctrain.cluster.slurm.queue import call
 from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.commands.facts import gather
+from hpctrain.commands.state import state_of
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, DataConfig, SiteConfig
-from hpctrain.runs.state.facts import gather
-from hpctrain.runs.state.state import state_of
 from tests import cluster
 from tests.cluster import Paced
 from tests.conftest import ROOT, Completed, journal_metrics, only_run, run_json, runs

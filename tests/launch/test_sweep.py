@@ -15,6 +15,7 @@ from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.base.names.run_record import AttemptRecord, RunRecord
 from hpctrain.cluster.slurm import partition_limit
 from hpctrain.cluster.slurm.queue import Queue
+from hpctrain.commands.select import runs_of
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import dump
 from hpctrain.config.identity import run_path
@@ -26,7 +27,6 @@ from hpctrain.launch.sweeps.before_queueing import check_bounds
 from hpctrain.launch.sweeps.sweep import name_apart
 from hpctrain.runs.code import provenance
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.select import runs_of
 from tests.conftest import Completed, run_json, runs
 
 Train = Callable[..., Completed]

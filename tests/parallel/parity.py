@@ -12,6 +12,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.tensor import DTensor
 
+from hpctrain.addons.average import Average
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
@@ -30,7 +31,6 @@ from hpctrain.engine.parallel.preparing.initial import Build, begin, fill
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.engine.parts.average import Average
 from hpctrain.engine.supervised.micro_batches import Ramp
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import ConvNet, Transformer, UNet

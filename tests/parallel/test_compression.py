@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from hpctrain.addons.gradient_compression import PowerSGD
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
-from hpctrain.engine.parallel.reducing.gradient_compression import PowerSGD
 from tests.bounds import EXACT
 from tests.parallel.parity import FP32, Cell, Training, build, checkpointer
 from tests.ranks import run_ranks

@@ -13,13 +13,13 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from hpctrain.addons import quantized
+from hpctrain.addons.quantized import FourBitLinear, packed_bytes, quantize
 from hpctrain.engine.checkpoint.saved_state import plain_name
 from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.distributed.tensors import is_released
-from hpctrain.engine.layers import quantized
 from hpctrain.engine.layers.lora import adapted, is_adapter
-from hpctrain.engine.layers.quantized import FourBitLinear, packed_bytes, quantize
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.weight_files import find_weights
 from tests.parallel.live import Live

@@ -14,10 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from hpctrain import load_run
-from hpctrain.engine.checkpoint.saved_state import plain_name
-from hpctrain.engine.checkpoint.tensor_reader import TensorReader
-from hpctrain.engine.layers.lora import add_adapters, freeze_base
-from hpctrain.engine.layers.quantized import (
+from hpctrain.addons.quantized import (
     FourBitLinear,
     _functional,
     _packed,
@@ -25,6 +22,9 @@ from hpctrain.engine.layers.quantized import (
     quantize,
     rounded,
 )
+from hpctrain.engine.checkpoint.saved_state import plain_name
+from hpctrain.engine.checkpoint.tensor_reader import TensorReader
+from hpctrain.engine.layers.lora import add_adapters, freeze_base
 from hpctrain.errors import ConfigError
 from hpctrain.models import MLP
 from hpctrain.results.commands.export import main as export

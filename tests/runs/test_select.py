@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands import cancel, gc, resume
+from hpctrain.commands import logs as logs_module
+from hpctrain.commands import status as status_module
+from hpctrain.commands.select import are_folders, one_run, select
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.launch import resume
-from hpctrain.runs.commands import cancel, gc
-from hpctrain.runs.commands import logs as logs_module
-from hpctrain.runs.commands import status as status_module
-from hpctrain.runs.state.select import are_folders, one_run, select
 from tests.made_runs import (
     make_run,
     make_sweep,

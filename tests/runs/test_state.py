@@ -14,10 +14,10 @@ from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import Hang, RunRecord
 from hpctrain.base.units import duration
 from hpctrain.cluster.slurm.queue import Ended, Job, Queue
-from hpctrain.runs.state import state as state_module
-from hpctrain.runs.state.facts import Facts, gather
+from hpctrain.commands import state as state_module
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.state import ended_for_good, eta_s, state_of
 from hpctrain.runs.state.shared_job import job_of
-from hpctrain.runs.state.state import ended_for_good, eta_s, state_of
 from hpctrain.tracking.journal import Journal
 from tests.made_runs import (
     ATTEMPT,

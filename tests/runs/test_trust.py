@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from hpctrain.cluster.slurm.job_environment import TRUST
+from hpctrain.commands import resume
 from hpctrain.config.frozen import dump, executed, load
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.here import train_frozen
 from hpctrain.errors import ConfigError
-from hpctrain.launch import resume
 from hpctrain.launch.freeze import freeze
 from hpctrain.results.commands.branch import branch
 from hpctrain.results.loaded import LoadedRun

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from hpctrain.cluster.slurm.queue import Job, Queue
+from hpctrain.commands import cancel, resume, status
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.report import report_command
-from hpctrain.launch import resume
-from hpctrain.runs.commands import cancel, status
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.search import worker_arrays

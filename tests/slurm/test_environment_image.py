@@ -14,7 +14,7 @@ import pytest
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.launch.executors import SlurmExecutor
-from hpctrain.runs.code import environment
+from hpctrain.node import environment
 
 HERE = Path(__file__).parents[2]
 SHELL = Path(environment.__file__).with_suffix(".sh")
@@ -22,7 +22,7 @@ PACK = """
 import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from hpctrain.runs.code import environment
+from hpctrain.node import environment
 image = environment.image("out")
 environment.write(image, Path("code/abc"))
 print(image)
@@ -71,7 +71,7 @@ def copies(node: Path) -> list[Path]:
 
 
 def test_the_batch_script_starts_every_python_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.runs.code.environment._digest", lambda: "1")
+    monkeypatch.setattr("hpctrain.node.environment._digest", lambda: "1")
     config = Config(name="a", output_dir="/runs", launch=LaunchConfig(environment="image"))
     code = Path("/runs/code/abc")
     executor = SlurmExecutor(Path("/x y"), JobRequest.of(config), pythonpath=[code / "project"])

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hpctrain.trackers import OtherTracker, TensorBoard, WeightsAndBiases
+from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.several import SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker
 from tests.conftest import Completed, journal_metrics, runs
 

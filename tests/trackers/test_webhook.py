@@ -11,9 +11,9 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.trackers import Webhook
+from hpctrain.trackers.several import SeveralTrackers
 from hpctrain.trackers.webhook import kind_of, send
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.several import SeveralTrackers
 from hpctrain.tracking.tracker import JournalTracker
 
 Message = tuple[dict[str, str], Any]

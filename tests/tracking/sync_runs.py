@@ -2,7 +2,7 @@
 
 import sys
 
-from hpctrain.tracking.sync import main
+from hpctrain.commands.sync import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands.sync import sync
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.server import check_experiment, check_place
 from hpctrain.tracking.store import check_store, check_uri
-from hpctrain.tracking.sync import sync
 from hpctrain.tracking.uploading.upload import Upload
 from tests import forkserver
 from tests.conftest import ROOT

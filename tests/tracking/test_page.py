@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpctrain.commands.sync import main
 from hpctrain.errors import TrackingError
+from hpctrain.results import links
 from hpctrain.tracking import samples
 from hpctrain.tracking.meta import Meta, Uploaded, is_uploaded
-from hpctrain.tracking.page import links
 from hpctrain.tracking.page.images import save_image
-from hpctrain.tracking.sync import main
 from hpctrain.tracking.uploading import nodes
 from tests import forkserver
 from tests.conftest import ROOT

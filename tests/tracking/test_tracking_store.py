@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands.sync import sync
 from hpctrain.config.schema.watching import TrackingConfig
 from hpctrain.errors import TrackingError
 from hpctrain.insight.doctor.login import mlflow_store
@@ -19,7 +20,6 @@ from hpctrain.tracking.store import (
     check_uri,
     resolve_uri,
 )
-from hpctrain.tracking.sync import sync
 from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 

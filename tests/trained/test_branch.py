@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.commands.resume import main as resume
 from hpctrain.errors import ConfigError
-from hpctrain.launch.resume import main as resume
 from hpctrain.results.commands.branch import branch
 from tests.conftest import Completed, journal_metrics, run_json, run_module, runs
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.engine.parts.average import Average
+from hpctrain.addons.average import Average
 from tests.steps import Watched, alone
 
 pytestmark = pytest.mark.usefixtures("group_of_one")

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import distributed, nn
 
+from hpctrain.addons.looking.first_look import FirstLook
+from hpctrain.addons.looking.held_values import HeldValues, check_parameters
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.engine.looking.first_look import FirstLook
-from hpctrain.engine.looking.held_values import HeldValues, check_parameters
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import TaskState
 from hpctrain.errors import ConfigError

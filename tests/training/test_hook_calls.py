@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from hpctrain.engine.parts.hooks import Hook, Hooks, RunState
+from hpctrain.addons.hooks import Hook, Hooks, RunState
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification
 from hpctrain.tracking.tracker import Tracker

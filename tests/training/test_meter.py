@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from hpctrain.addons import slow_ranks
+from hpctrain.addons.slow_ranks import Compared, Interval
 from hpctrain.config.metric_registry import registered
 from hpctrain.engine.parts import clocks, meter
 from hpctrain.engine.parts.clocks import Account, StepTimes
 from hpctrain.engine.parts.meter import Meter
-from hpctrain.engine.parts.slow_ranks import Compared, Interval
 from tests.conftest import journal, only_run
 
 CPU = torch.device("cpu")
@@ -70,7 +71,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     time = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
     for module in (clocks, meter):
         monkeypatch.setattr(module, "time", time)
-    monkeypatch.setattr(meter, "WorkClock", lambda: Work(clock))
+    monkeypatch.setattr(slow_ranks, "WorkClock", lambda: Work(clock))
     monkeypatch.setattr(meter, "_compiled_s", lambda: clock.compiled)
     return clock
 

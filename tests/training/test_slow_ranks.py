@@ -5,9 +5,9 @@ import time
 import torch
 from torch import distributed
 
+from hpctrain.addons.slow_ranks import Compared, Interval, SlowRanks, WorkClock, slowest
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parts.slow_ranks import Compared, Interval, SlowRanks, WorkClock, slowest
 from tests.ranks import run_ranks
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from hpctrain.addons.watch import Watch
 from hpctrain.base.names.run_record import Note
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.notes import Notes, Watch
+from hpctrain.engine.parts.notes import Notes
 from hpctrain.errors import HealthError
 from tests.parallel.parity import Cell, build
 

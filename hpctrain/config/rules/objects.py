@@ -4,7 +4,7 @@ model, task ── and the objects among their arguments       optimizer, schedu
 data.transforms, data.batch_transforms, data.val_..., hooks, tracking.also ── one by one
 
 Those of hpctrain and torch are looked up in their source, here. The others are imported once, in a
-process of its own, before a submission (`hpctrain.launch.sweeps.foreign_targets`).
+process of its own, before a submission (`hpctrain.insight.foreign_targets`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -15,15 +15,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import readable
 from hpctrain.data.shards.index import FILE, Index, Shard, is_url
 from hpctrain.errors import ConfigError, StorageError
-
-if TYPE_CHECKING:
-    from hpctrain.data.places.stage import Stage
 
 log = logging.getLogger(__name__)
 
@@ -139,10 +137,8 @@ def _make(folder: Path) -> None:
         raise StorageError(f"{folder} cannot be made: {error.strerror}") from None
 
 
-def _open_stage(source: str | Path, base: Path, needed: int) -> "Stage":
-    from hpctrain.data.places.stage import Stage
-
-    stage = Stage(source, base)
+def _open_stage(source: str | Path, base: Path, needed: int) -> ShardPlace:
+    stage: Any = offered("stage")(source, base)
     if stage.budget_bytes < needed:
         budget = stage.budget_bytes
         stage.close()
@@ -151,7 +147,8 @@ def _open_stage(source: str | Path, base: Path, needed: int) -> "Stage":
             f"{base} has room for {readable(budget)} of staged shards, and {what} "
             f"{readable(needed)}"
         )
-    return stage
+    opened: ShardPlace = stage
+    return opened
 
 
 def _bases(environ: Mapping[str, str]) -> Iterator[Path]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.base.extensions import offered
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, LoRAConfig
 from hpctrain.engine.checkpoint.saved_state import plain_name
@@ -20,7 +21,6 @@ from hpctrain.engine.checkpoint.starting_point import start_from
 from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
-from hpctrain.engine.layers.quantized import quantize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.runs.checkpoints.manifest import checkpoints
@@ -28,9 +28,6 @@ from hpctrain.runs.checkpoints.matching import Match, listed, renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.chosen_checkpoint import verified
 from hpctrain.runs.run_dir import RunDir
-
-if TYPE_CHECKING:  # the model of a training does not need it
-    pass
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +58,7 @@ def load_initial(
     if adapted:
         _refuse_gaps(model.module, {*found.initial})
         if lora.quantize:
-            quantize(model.module)
+            offered("quantized").quantize(model.module)
     if ranks.is_main:
         log.info("the weights of %s: %s", start.init_from, found)
 

@@ -4,7 +4,7 @@ It is asked what it must keep to, without a step of it. An optimizer that takes 
 a parameter gets the one of a rank's part where ranks divide it: `DTensor.norm().item()` is that in
 torch, without a word. So only those that compute each element by itself are taken there. What an
 optimizer keeps in attributes, where no checkpoint finds it, is asked after the first steps
-(`hpctrain.engine.looking`).
+(`hpctrain.addons.looking`).
 """
 
 import inspect

@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.config.schema import TrainConfig
@@ -26,11 +27,9 @@ from hpctrain.engine.parallel.reducing.scalars import Asks, Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import ProgressFile, choose_display
-from hpctrain.engine.parts.hooks import Hook, Hooks
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.parts.slow_ranks import SlowRanks
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.saving import Every, Saving, Timer
@@ -112,7 +111,7 @@ class Around:
         slow = None
         if ranks.world_size > 1:
             say = partial(notes.say, "slow_rank")
-            slow = SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
+            slow = offered("slow_ranks").SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
         every = report_every(config.train, max_steps), saves.every_steps
         return Stepping(
             feed=feed,
@@ -170,7 +169,8 @@ def parts_of_user(
     """
     needed = "a class that inherits from hpctrain.Part"
     needed += " or hpctrain.training.Hook" if trained else ""
-    made = instantiate_all("hooks", nodes, (Part, Hook) if trained else Part, needed, seed)
+    hook = offered("hooks")
+    made = instantiate_all("hooks", nodes, (Part, hook.Hook) if trained else Part, needed, seed)
     parts: list[Part] = [each for each in made if isinstance(each, Part)]
     for part in filter(lambda each: each.name, parts):
         part.name = f"hooks.{part.name}"  # none of ours has such a name
@@ -178,4 +178,4 @@ def parts_of_user(
     if twice := [name for name in {*names} if names.count(name) > 1]:
         raise ConfigError(f"hooks: two parts have the name {twice[0]!r}, under which each is saved")
     hooks = [each for each in made if not isinstance(each, Part)]
-    return [*parts, Hooks(hooks, *trained, tracker)] if trained and hooks else parts
+    return [*parts, hook.Hooks(hooks, *trained, tracker)] if trained and hooks else parts

@@ -267,9 +267,8 @@ class Attempt:
         )
         if not others:
             return journal
-        from hpctrain.tracking.several import SeveralTrackers
-
-        return SeveralTrackers(journal, others, self._run.path, name, known.uid)
+        several: Tracker = offered("trackers")(journal, others, self._run.path, name, known.uid)
+        return several
 
     def _record_data(self) -> None:
         """Record the data sets."""

@@ -102,8 +102,11 @@ def _opened(
     if ranks.launcher in ("torchrun", "submitit-local"):
         # Else its ranks would outlive a launcher that is killed, and hold the run.
         at_end_of_parent(signal.SIGTERM)
-    if not ranks.piece:
-        offered("preflight").wait_for_gpus(given.parallel.device, config.job.launch, run, ranks)
+    # A process that was started by hand is looked at only on demand.
+    asked = ranks.launcher == "slurm" or config.job.launch.preflight == "full"
+    checks = offered("preflight") if asked and not ranks.piece else None
+    if checks is not None:
+        checks.wait_for_gpus(given.parallel.device, config.job.launch, run, ranks)
     # From here on a signal is a stop request and no longer ends the process.
     with (
         Stop(limits_s() if ranks.launcher == "slurm" else {}) as stop,
@@ -122,9 +125,9 @@ def _opened(
                 stop.due_s = LeadTime(config.job.launch, run.path, ranks.job_id).due_s
             # Rank 0 holds the lock of the run.
             stop.watch(StopRequest.path(run.path), partial(_end_if_over, run, ranks))
-        if not ranks.piece:
-            asked = config.job, given.parallel, config.network, given.data
-            offered("preflight").check_nodes(*asked, run, ranks, device)
+        if checks is not None:
+            sections = config.job, given.parallel, config.network, given.data
+            checks.check_nodes(*sections, run, ranks, device)
         with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, _trained_s(run, ranks))

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.secrets import mask_logging
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
@@ -148,9 +149,7 @@ def _train_to_the_end(
 
         code = train(RunSections.of(config), run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
-        from hpctrain.runs.summary import show
-
-        show(run, config.metric, config.tracking)
+        offered("summary")(run, config.metric, config.tracking)
     return code
 
 
@@ -165,7 +164,6 @@ def _is_finished(run: RunDir, ranks: RankInfo) -> bool:
 def _show_finished(tracking: TrackingConfig, run: RunDir, metric: str) -> None:
     """Show a run that has finished before; upload what its uploader has left, if it was killed."""
     from hpctrain.runs.code import trained_code
-    from hpctrain.runs.summary import show
     from hpctrain.tracking.meta import left_behind
 
     if changed := trained_code.changes(run):
@@ -176,13 +174,11 @@ def _show_finished(tracking: TrackingConfig, run: RunDir, metric: str) -> None:
         )
 
     if tracking.enabled and tracking.upload and left_behind(run.path):
-        from hpctrain.tracking.sync import sync
-
         try:
-            sync([run.path])
+            offered("sync")([run.path])
         except TrackingError as error:
             log.warning("%s", error)
-    show(run, metric, tracking)
+    offered("summary")(run, metric, tracking)
 
 
 @contextmanager

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from hpctrain.base.extensions import offered
 from hpctrain.config.rules.division import bubble
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.engine.layers.quantized import release
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
 from hpctrain.engine.parallel.dividing.expert_parallel import divide_experts
@@ -56,7 +56,7 @@ def change(
             tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
             setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if train.lora.quantize:
-        release(model, storage)
+        offered("quantized").release(model, storage)
     if values == "built":
         place(model, storage, mesh.stage_group)
     if degrees.tp > 1:

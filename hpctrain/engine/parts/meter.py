@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from hpctrain.base.extensions import offered
 from hpctrain.base.processes import marks
 from hpctrain.base.units import GIB
 from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parts.clocks import Account, StepTimes, percentile
-from hpctrain.engine.parts.slow_ranks import Interval, SlowRanks, WorkClock
 from hpctrain.tracking.tracker import Tracker
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
@@ -72,7 +72,7 @@ class Meter:
         self,
         loader: _Loader,
         account: Account,
-        slow_ranks: SlowRanks | None,
+        slow_ranks: Any,
         precision: Precision,
         tracker: Tracker,
         *,
@@ -88,7 +88,8 @@ class Meter:
         self._on_gpu = precision.device.type == "cuda"
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
         # of a GPU does not wait; the GPU does, and it does not tell.
-        self._work = WorkClock() if account.devices > 1 and not self._on_gpu else None
+        sleeps = account.devices > 1 and not self._on_gpu
+        self._work = offered("slow_ranks").WorkClock() if sleeps else None
         self._times = StepTimes(precision.device)
         self._given: list[tuple[int, Any]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
@@ -145,8 +146,8 @@ class Meter:
         took, times = self._took, sorted(self._times.take())
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
-        own = Interval(elapsed, took.worked, took.waited, memory)
         if self._slow_ranks is not None:
+            own = offered("slow_ranks").Interval(elapsed, took.worked, took.waited, memory)
             memory, lost_s = self._slow_ranks.compare(own)
             self._account.lose(lost_s)
         speed = (self._samples - self._samples_before) / elapsed

@@ -6,10 +6,11 @@ every train.eval_every steps, or at the end of an epoch ── due ── the me
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
 
+from hpctrain.base.extensions import offered
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import same_generators, seeded_generators
@@ -17,13 +18,10 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.dry_run import same_modes
-from hpctrain.engine.looking.rows import check_mask
-from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.average import Average
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.engine.tasks.task import Task, at_step, derived, is_foreign
@@ -36,7 +34,8 @@ class Evaluations(Part):
 
     `feeds` are named by what the names of their metrics begin with, such as `val`. `every` is the
     number of steps between two evaluations; None evaluates at each end of an epoch. The metrics of
-    `asked` must be among those of the run: what an evaluation alone can tell makes one due.
+    `asked` must be among those of the run: what an evaluation alone can tell makes one due. In the
+    context `averaged`, the model has the parameters that are evaluated.
 
     Attributes:
         due: Whether an evaluation is due, which a stop request may have ended.
@@ -51,10 +50,10 @@ class Evaluations(Part):
         feeds: Mapping[str, DevicePrefetcher],
         every: int | None,
         asked: Sequence[RequestedMetric] = (),
-        average: Average | None = None,
+        averaged: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._train_step, self.feeds, self._every = train_step, feeds, every
-        self._asked, self._average = asked, average
+        self._asked, self._averaged = asked, averaged
         self.due, self._made_at = False, -1
 
     def begin(self, step: int) -> None:
@@ -126,8 +125,7 @@ class Evaluations(Part):
         # The random states are restored, as an evaluation may be made twice.
         with session.meter.spent("evaluation"), doing, same_generators(), modes:
             session.call("before_evaluation")
-            averaged = self._average.applied() if self._average else nullcontext()
-            with session.saving.checkpointer.modes.evaluating(), averaged:
+            with session.saving.checkpointer.modes.evaluating(), self._averaged():
                 return evaluate_all(self._train_step, self.feeds, session.stop)
 
 
@@ -152,7 +150,7 @@ def evaluate(
     with seeded_generators(model.mesh.dp_rank):
         for batch in first_in_long_work("the first batch of the evaluation", feed):
             if checks:
-                check_mask(TrialPasses(model, task, batch), task, in_training=False)
+                offered("masked_rows")(model, task, batch)
                 checks = False
             totals.add(*model.evaluate(measured.task, batch))
             measured.update()

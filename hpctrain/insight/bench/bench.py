@@ -74,8 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
-    from hpctrain.config.composing.compose_call import composed
     from hpctrain.config.rules.own_loop import check_ours
+    from hpctrain.functions.compose_call import composed
     from hpctrain.launch.freeze import check
 
     with composed(overrides, options.config_dir) as call:

@@ -16,20 +16,20 @@ from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
 from hpctrain.cluster.slurm.script import sbatch_script
-from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, NodeError
+from hpctrain.functions import function
+from hpctrain.functions.compose_call import composed
+from hpctrain.functions.function_call import Call
 from hpctrain.insight.doctor import comparison, exclusion, login, table
 from hpctrain.insight.doctor.checks import scheduler
 from hpctrain.insight.doctor.comparison import Places
 from hpctrain.insight.doctor.finding import Finding, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
-from hpctrain.launch import function
-from hpctrain.runs.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (

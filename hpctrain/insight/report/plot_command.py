@@ -14,11 +14,11 @@ from rich.text import Text
 
 from hpctrain.base.terminal.console import Console
 from hpctrain.base.terminal.terminal import printable
+from hpctrain.commands.select import add_dir, select
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
 from hpctrain.insight.report.views import output
 from hpctrain.insight.report.views.curves import thinned
-from hpctrain.runs.state.select import add_dir, select
 from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base.terminal.console import Console, print_json
+from hpctrain.commands import select
 from hpctrain.errors import ConfigError
 from hpctrain.insight.report import compare_tree, run_tree, sweep_tree
 from hpctrain.insight.report.account.run_account import RunAccount, read
 from hpctrain.insight.report.tree import Section, as_json
 from hpctrain.insight.report.views import output, terminal_view
-from hpctrain.runs.state import select
 from hpctrain.search.standing import Standing
 
 

@@ -10,6 +10,7 @@ from hpctrain.base.processes.causes import named, one_line
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.console import shortened
 from hpctrain.base.units import duration
+from hpctrain.commands.state import eta_s
 from hpctrain.insight.report.account.advice import notes
 from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.account.time_parts import PARTS, Span
@@ -24,9 +25,8 @@ from hpctrain.insight.report.tree import (
     Sentences,
     number,
 )
+from hpctrain.results.links import pages_of
 from hpctrain.runs.code import provenance
-from hpctrain.runs.state.state import eta_s
-from hpctrain.tracking.page.links import pages_of
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",

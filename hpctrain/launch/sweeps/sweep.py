@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base import secrets
+from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import print_json
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
@@ -29,7 +30,6 @@ from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
 from hpctrain.launch.output import AS_JSON, runs, say, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, notes
-from hpctrain.launch.sweeps.foreign_targets import refused
 from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.run_dir import RunDir
@@ -147,7 +147,9 @@ class Sweep:
         """Check all runs, name them and give them their code; return the batch scripts."""
         self._refuse_wrong()
         # What must be imported: this takes longer than all other checks.
-        self._wrong = [(entry.overrides, error) for entry, error in refused(self.entries)]
+        self._wrong = [
+            (entry.overrides, error) for entry, error in offered("foreign_targets")(self.entries)
+        ]
         self._refuse_wrong(len(self._wrong))
         name_apart(self.entries)
         swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])

@@ -12,10 +12,10 @@ from hpctrain.base.names.step_names import step_of
 from hpctrain.base.secrets import reference
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.commands import select
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
-from hpctrain.runs.state import select
 
 
 def main(argv: list[str]) -> int:

@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 from hpctrain.base.files.disk import sync
+from hpctrain.commands.select import add_choice, one_run
 from hpctrain.config.sections import ModelSections
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
-from hpctrain.runs.state.select import add_choice, one_run
 
 _FILE_BYTES = 5 * 10**9  # of weights, as Hugging Face has it
 

@@ -5,10 +5,10 @@ import math
 import sys
 
 from hpctrain.base.terminal.terminal import exact
+from hpctrain.commands.select import add_dir, one_run
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import checkpoints
-from hpctrain.runs.state.select import add_dir, one_run
 
 
 def main(argv: list[str]) -> int:

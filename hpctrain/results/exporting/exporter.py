@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hpctrain import __version__
+from hpctrain.addons.quantized import rounded
 from hpctrain.base import secrets
 from hpctrain.base.files.disk import sync
 from hpctrain.config.sections import ModelSections
@@ -27,7 +28,6 @@ from hpctrain.engine.checkpoint.starting_point import compare
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights, open_weights
 from hpctrain.engine.distributed.tensors import dtype_name, wide
 from hpctrain.engine.layers.lora import Adapted, is_adapter
-from hpctrain.engine.layers.quantized import rounded
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import with_adapters

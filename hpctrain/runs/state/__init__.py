@@ -1,1 +1,1 @@
-"""What is known of a run now: its facts, its state and its log files."""
+"""How a run has ended, what follows from it, and what it is asked to do."""

@@ -14,14 +14,15 @@ Douillard et al., "DiLoCo" (2023). The optimizer state of each replica stays its
 
 # Annotations are not postponed here, because torch looks at those of a hook.
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.base.extensions import offered
 from hpctrain.engine.distributed.tensors import is_released
-from hpctrain.engine.parallel.reducing.gradient_compression import PowerSGD
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
@@ -46,10 +47,11 @@ class DDPModel(ParallelModel):
         super().__init__(ddp, setup.mesh, precision, setup.accumulate)
         self._ddp, self._every = ddp, setup.parallel.sync == "every"
         self._local = setup.train.local_sgd
-        self._compression = None
+        self._compression: Any = None
         if setup.train.compression.kind != "none":
-            self._compression = PowerSGD(setup.train.compression.rank, module.named_parameters())
-            ddp.register_comm_hook(self._compression, PowerSGD.reduce)
+            compressed = offered("compression")
+            self._compression = compressed(setup.train.compression.rank, module.named_parameters())
+            ddp.register_comm_hook(self._compression, compressed.reduce)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return the state of the compression."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from hpctrain.addons.quantized import packed_bytes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.engine.layers.quantized import packed_bytes
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided

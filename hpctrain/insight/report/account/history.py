@@ -100,7 +100,7 @@ class History:
     @cached_property
     def metrics(self) -> dict[str, Series]:
         """The metrics by name, without superseded values; they are read when they are needed."""
-        from hpctrain.tracking import columns  # numpy takes longer to import than ten runs to read
+        from hpctrain.results import columns  # numpy takes longer to import than ten runs to read
 
         found: dict[str, Series] = {}
         steps, keys, values = columns.read(self.path)

@@ -15,6 +15,8 @@ from typing import Any
 
 from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.units import GIB
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.state import UNDER_WAY, State, best, state_of
 from hpctrain.config.frozen import values_of
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import hardware
@@ -22,8 +24,6 @@ from hpctrain.insight.estimates.usage import Usage
 from hpctrain.insight.report.account.allocations import Allocation, allocations
 from hpctrain.insight.report.account.history import History
 from hpctrain.insight.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
-from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.state import UNDER_WAY, State, best, state_of
 from hpctrain.runs.sweep_overrides import distinguishing
 
 

@@ -17,12 +17,12 @@ from rich.live import Live
 
 from hpctrain.base.terminal.console import Console, print_json
 from hpctrain.base.units import duration
+from hpctrain.commands.select import add_dir, all_runs, are_folders, latest_run, newest
+from hpctrain.commands.state import UNDER_WAY
 from hpctrain.errors import StorageError
 from hpctrain.insight.report.live.snapshot import LiveSnapshot, snapshot
 from hpctrain.insight.report.tree import Rows, Section, Sentences
 from hpctrain.insight.report.views import terminal_view
-from hpctrain.runs.state.select import add_dir, all_runs, are_folders, latest_run, newest
-from hpctrain.runs.state.state import UNDER_WAY
 
 _EVERY_S = 2.0
 # The columns of a device: the values of which it has one, and their form.

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.state import State, eta_s, state_of
 from hpctrain.config.frozen import load
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import State, eta_s, state_of
 from hpctrain.tracking import samples
 
 _TAIL = 256 * 1024  # bytes of a file of samples that are read

@@ -12,9 +12,9 @@ from rich.text import Text
 from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Table, shortened
 from hpctrain.base.units import duration
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.code import trained_code
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.state import STATES, State, best, eta_s, metric, step
 from hpctrain.runs.sweep_overrides import label
 from hpctrain.tracking import samples
 from hpctrain.tracking.meta import Uploaded, left_behind

@@ -21,19 +21,19 @@ from omegaconf import OmegaConf
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config import launcher_keys
-from hpctrain.config.composing.compose_call import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, StorageError
+from hpctrain.functions.compose_call import composed
+from hpctrain.functions.function_call import Call, read_results
 from hpctrain.launch import local_runs
 from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
 from hpctrain.runs.code import snapshot
-from hpctrain.runs.function_call import Call, read_results
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from hpctrain.addons.looking.held_values import HeldValues
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run, stored_buffers
-from hpctrain.engine.looking.held_values import HeldValues
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import Task
 

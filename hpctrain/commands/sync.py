@@ -7,11 +7,12 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.terminal import printable
+from hpctrain.commands.state import ended_for_good
 from hpctrain.errors import TrackingError
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import journal_path
@@ -23,14 +24,10 @@ _DONE, _AT_WORK = "nothing to do", "its own uploader is at work"
 _PATIENCE = 60.0  # seconds of pauses per run while the store does not answer
 
 
-# For open runs: status and reason of those whose jobs have ended for good.
-Ended = Callable[[list[Path]], dict[Path, tuple[str, str]]]
-
-
-def main(argv: list[str], ended: Ended | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Upload the journals of the run directories; of all under `runs/` if none is given.
 
-    `ended` asks the scheduler about runs that have recorded no end. What cannot be uploaded is a
+    The scheduler is asked about runs that have recorded no end. What cannot be uploaded is a
     TrackingError at the end.
     """
     parser = argparse.ArgumentParser(
@@ -50,8 +47,8 @@ def main(argv: list[str], ended: Ended | None = None) -> int:
     run_dirs = [*named] if options.run_dir else _find_runs(Path("runs"))
     if not run_dirs:
         raise TrackingError("no run directory named, and none under runs/")
-    if ended and (unclear := [path for path in run_dirs if final_status.is_open(path)]):
-        for path, (status, reason) in ended(unclear).items():
+    if unclear := [path for path in run_dirs if final_status.is_open(path)]:
+        for path, (status, reason) in ended_for_good(unclear).items():
             final_status.close(path, status, reason)
     return sync(run_dirs, uri)
 

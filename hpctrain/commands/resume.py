@@ -9,6 +9,18 @@ from pathlib import Path
 
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import sbatch
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.select import (
+    add_arguments,
+    are_folders,
+    is_search,
+    one_sweep,
+    runs_of,
+    search_of,
+    searches_of,
+    select,
+)
+from hpctrain.commands.state import State, states_of
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.rules import own_loop
@@ -20,18 +32,6 @@ from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.select import (
-    add_arguments,
-    are_folders,
-    is_search,
-    one_sweep,
-    runs_of,
-    search_of,
-    searches_of,
-    select,
-)
-from hpctrain.runs.state.state import State, states_of
 from hpctrain.tracking.meta import left_behind
 
 _BY_DEFAULT = ("failed", "interrupted", "lost")  # states that are resumed if no run is named

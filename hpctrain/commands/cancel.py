@@ -20,10 +20,8 @@ from hpctrain.base.names.run_record import is_own_run
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import queue
 from hpctrain.cluster.slurm.queue import me
-from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.runs.state import stop_request
-from hpctrain.runs.state.facts import Facts, gather
-from hpctrain.runs.state.select import (
+from hpctrain.commands.facts import Facts, gather
+from hpctrain.commands.select import (
     add_arguments,
     are_folders,
     is_search,
@@ -32,8 +30,10 @@ from hpctrain.runs.state.select import (
     searches_of,
     select,
 )
+from hpctrain.commands.state import UNDER_WAY, State, state_of
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import has_others, runs_of
-from hpctrain.runs.state.state import UNDER_WAY, State, state_of
 
 
 @dataclass

@@ -18,14 +18,14 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from hpctrain.addons.looking.held_values import HeldValues
+from hpctrain.addons.looking.rows import check_buffers, check_mask
+from hpctrain.addons.looking.trial import TrialPasses
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.looking.held_values import HeldValues
-from hpctrain.engine.looking.rows import check_buffers, check_mask
-from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, is_foreign, name_of

@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 import xxhash
 
+from hpctrain.addons.looking.trial import TrialPasses, near, other_rows
 from hpctrain.base.terminal.terminal import few
+from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.layers.dry_run import stored_buffers
-from hpctrain.engine.looking.trial import TrialPasses, near, other_rows
 from hpctrain.engine.parallel.preparing.batch_norm import FILLED_UP, depending
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, name_of
@@ -65,6 +66,11 @@ def check_buffers(trial: TrialPasses, model: ParallelModel, *, filled: bool) -> 
             "train.accumulate=1, or keep it as a parameter that is trained",
             *(few(sorted(within), 1), " and ".join(seen)),
         )
+
+
+def check_evaluated(model: ParallelModel, task: Task, batch: Batch) -> None:
+    """See `check_mask`; the batch is one of an evaluation."""
+    check_mask(TrialPasses(model, task, batch), task, in_training=False)
 
 
 def check_mask(trial: TrialPasses, task: Task, *, in_training: bool) -> None:

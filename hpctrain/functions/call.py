@@ -12,7 +12,7 @@ from hpctrain.base.secrets import mask
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.job import compile_cache
 from hpctrain.errors import ConfigError
-from hpctrain.runs.function_call import (
+from hpctrain.functions.function_call import (
     Call,
     encode,
     read_results,

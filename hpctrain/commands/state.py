@@ -26,8 +26,8 @@ from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.processes.causes import ANOTHER_RANK, cause_of, named, one_line
 from hpctrain.base.units import duration
 from hpctrain.cluster.slurm.queue import since_epoch
+from hpctrain.commands.facts import Facts, gather
 from hpctrain.runs.chosen_checkpoint import best_of
-from hpctrain.runs.state.facts import Facts, gather
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (

@@ -12,11 +12,11 @@ from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
 from hpctrain.cluster.slurm.patience import WATCH_S
+from hpctrain.commands.facts import Facts
+from hpctrain.commands.rank_logs import batch_log, rank_logs, telling
+from hpctrain.commands.select import add_dir, latest_run
+from hpctrain.commands.state import UNDER_WAY, State, states_of
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.runs.state.facts import Facts
-from hpctrain.runs.state.rank_logs import batch_log, rank_logs, telling
-from hpctrain.runs.state.select import add_dir, latest_run
-from hpctrain.runs.state.state import UNDER_WAY, State, states_of
 
 _BLOCK = 1 << 16  # bytes read at a time
 _LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")

@@ -56,7 +56,7 @@ def _answers(questions: Sequence[str]) -> list[dict[str, str]]:
     path = os.pathsep.join(folder for folder in sys.path if folder)
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "hpctrain.launch.sweeps.foreign_targets"],
+            [sys.executable, "-P", "-m", "hpctrain.insight.foreign_targets"],
             env=os.environ | {"PYTHONPATH": path},
             input=f"[{','.join(questions)}]",
             capture_output=True,

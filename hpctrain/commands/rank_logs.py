@@ -14,7 +14,7 @@ cause. A rank records its own error (`failure`), and the observers name one that
 import re
 from pathlib import Path
 
-from hpctrain.runs.state.facts import Facts
+from hpctrain.commands.facts import Facts
 from hpctrain.runs.state.failure import Failure
 
 _RANK_LOG = re.compile(r"(?P<job>.+)\.rank(?P<rank>\d+)\.log$")

@@ -9,9 +9,9 @@ from rich.console import Group
 from hpctrain.base.extensions import offered
 from hpctrain.base.terminal.console import Cell, Console, print_json
 from hpctrain.cluster.slurm.patience import WATCH_S, watching
-from hpctrain.runs.commands.run_table import Row, problems, table
-from hpctrain.runs.state.select import add_arguments, is_search, one_sweep, select
-from hpctrain.runs.state.state import STATES, UNDER_WAY, states_of
+from hpctrain.commands.run_table import Row, problems, table
+from hpctrain.commands.select import add_arguments, is_search, one_sweep, select
+from hpctrain.commands.state import STATES, UNDER_WAY, states_of
 
 _ROWS, _TRIALS = 40, 20
 

@@ -24,7 +24,6 @@ from hpctrain.insight.doctor.checks import (
     infiniband,
     interfaces,
     limits,
-    reach,
 )
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe, probe
@@ -156,10 +155,6 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
             for nccl in (True, False)
             for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
         ],
-    ),
-    "TCP to other nodes": (
-        "fpp",
-        lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
     ),
     "output_dir": (
         "fwpwp",

@@ -6,7 +6,6 @@ from dataclasses import fields
 from statistics import median
 from typing import Any
 
-from hpctrain.insight.doctor.checks import reach
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
 from hpctrain.insight.doctor.probe import Probe
@@ -51,13 +50,8 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
     ):
         places[host].append(finding)
-    lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
-    for seen in (
-        links({} if mixed else _pairs(looks)),
-        reach.judged(lost, places) if lost else {},
-    ):
-        for host, finding in seen.items():
-            places[host].append(finding)
+    for host, finding in links({} if mixed else _pairs(looks)).items():
+        places[host].append(finding)
     return places
 
 

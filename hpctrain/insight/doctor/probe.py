@@ -82,8 +82,6 @@ class Probe:
     uuids: list[str] = field(default_factory=list)
     gpus_given: int = 0  # that its node should have; 0 if not counted
     peers: int = 1  # ranks on its node
-    # Which nodes each does not reach by TCP, and why; None if nobody tried.
-    lost: dict[str, dict[str, str]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the look as JSON."""

@@ -5,15 +5,14 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.insight.doctor.checks import interfaces, reach
-from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.doctor.checks import interfaces
+from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe
 
 _TIMEOUT_S = 60
@@ -24,7 +23,7 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
 
-    `asked` is an `Expectation` as JSON. The ranks tell each other something in the folder.
+    `asked` is an `Expectation` as JSON. The folder keeps the secret by which the ranks meet.
     """
     given = Expectation(**asked)
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
@@ -36,19 +35,10 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    # Slurm may start the job again.
-    meeting = Path(folder) / f"reach{ranks.restart_count}.{ranks.step_id}"
-    meeting.mkdir(exist_ok=True)
     if ranks.is_main and ranks.world_size > 1:
         free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.result == "fail":
-            reach.tell(meeting, None)
-            return seen.to_json()
-    if ranks.num_nodes > 1:
-        seen = replace(seen, lost=reach.lost(ranks, meeting, given.interface))
-        if seen.lost is None or any(seen.lost.values()):
-            seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
             return seen.to_json()
     return _measured(given, ranks, Path(folder), seen).to_json()
 

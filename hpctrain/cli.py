@@ -48,7 +48,7 @@ COMMANDS = {
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {
     "status": {
-        "--live": "hpctrain.insight.report.live.live",
+        "--live": "hpctrain.insight.report.live",
         "--upload": "hpctrain.tracking.sync",
     },
     "resume": {"--branch": "hpctrain.results.commands.branch"},

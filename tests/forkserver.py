@@ -75,7 +75,7 @@ OURS = {
             "hpctrain.engine.loop",
             "hpctrain.insight.preflight",
         ),
-        *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
+        *("hpctrain.engine.loop", "hpctrain.insight.monitor.process", "hpctrain.tasks"),
         *("hpctrain.models", "hpctrain.runs.summary", "hpctrain.tracking.page.links"),
         *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
         # What a training starts beside itself.

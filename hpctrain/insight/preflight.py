@@ -140,8 +140,7 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
 
 def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
     """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
-    from hpctrain.insight.doctor import exclusion
-    from hpctrain.insight.doctor.finding import worst
+    from hpctrain.insight.doctor.finding import exclude, worst
 
     for host, findings in places.items():
         for one in findings:
@@ -150,7 +149,7 @@ def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
-        failed = exclusion.exclude(output_dir, places)
+        failed = exclude(output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     # Another try would find the same, unless all failures are those of single nodes.
     return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

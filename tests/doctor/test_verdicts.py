@@ -21,9 +21,8 @@ from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
     gpu_judgements,
-    infiniband,
-    interfaces,
     limits,
+    network,
 )
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe, probe
@@ -65,7 +64,7 @@ def of_link(slowest: float) -> list[Finding]:
 
 def of_names(other: str, rank_0: str) -> list[Finding]:
     ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, rank_0, 0, (other,))
-    return [interfaces.host_name(ranks)]
+    return [network.host_name(ranks)]
 
 
 def of_scratch(folder: Path, stage: str) -> list[Finding]:
@@ -124,7 +123,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
     ),
-    "InfiniBand library": ("w", lambda _: [infiniband.library()]),
+    "InfiniBand library": ("w", lambda _: [network.infiniband_library()]),
     "locked memory (ulimit -l)": (
         "fwpp",
         seen(limits.locked_memory, (8 * MIB, True), (GIB, True), (8 * MIB, False), (-1, True)),
@@ -153,7 +152,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         lambda folder: [
             found
             for nccl in (True, False)
-            for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
+            for found in network.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
         ],
     ),
     "output_dir": (
@@ -191,7 +190,7 @@ def test_a_check_fails_and_warns_as_the_table_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
+    monkeypatch.setattr(network, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
         monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
         (tmp_path / "0000:17:00.0").mkdir()

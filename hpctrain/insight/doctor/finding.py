@@ -1,11 +1,16 @@
-"""The result of one check, and of several together."""
+"""The result of one check, of several together, and the hosts that new jobs avoid after them."""
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from hpctrain.cluster.slurm import excluded_hosts
+
 Result = Literal["pass", "unknown", "warn", "fail"]
 _ORDER: tuple[Result, ...] = ("pass", "unknown", "warn", "fail")
+# The beginnings of checks that are not about the host.
+_NOT_OF_HOST = ("communication", "port of rank 0", "output_dir", "data.path", "interface ")
 
 
 @dataclass(frozen=True)
@@ -69,3 +74,34 @@ def worst(findings: Iterable[Finding]) -> Result:
     """Return the result of all findings together; what is unknown does not count."""
     found = {each.result for each in findings} - {"unknown"}
     return max(found, key=_ORDER.index, default="pass")
+
+
+def exclude(output_dir: str, places: Mapping[str, Sequence[Finding]]) -> dict[str, Finding]:
+    """Exclude the hosts that have failed from new jobs, and end that of those that have not.
+
+    It returns the hosts that are excluded now because of these findings.
+    """
+    failed = at_fault(places)
+    reasons = {host: f"{one.check}: {one.found}" for host, one in failed.items()}
+    passed = [host for host, findings in places.items() if worst(findings) != "fail"]
+    excluded_hosts.change(output_dir, reasons, passed)
+    return failed
+
+
+def at_fault(places: Mapping[str, Sequence[Finding]]) -> dict[str, Finding]:
+    """Return the hosts that have failed by their own fault, each with its first failure.
+
+    That all hosts share one, such as a full file system, or that the ranks cannot meet, is no fault
+    of a single host.
+    """
+    failures = {
+        host: [one for one in findings if one.result == "fail"] for host, findings in places.items()
+    }
+    often = Counter(check for found in failures.values() for check in {one.check for one in found})
+    found: dict[str, Finding] = {}
+    for host, each in failures.items():
+        for one in each:
+            shared = len(places) > 1 and often[one.check] == len(places)
+            if not shared and not one.check.startswith(_NOT_OF_HOST):
+                found.setdefault(host, one)
+    return found

@@ -20,10 +20,9 @@ from hpctrain.config.schema import DataConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
-    infiniband,
     installed,
-    interfaces,
     limits,
+    network,
 )
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
@@ -117,7 +116,7 @@ def probe(
         findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}
     if ranks.local_rank == 0:
-        versions = installed.versions() | {"InfiniBand": infiniband.rates()}
+        versions = installed.versions() | {"InfiniBand": network.infiniband_rates()}
     return Probe(
         socket.gethostname(),
         ranks.rank,
@@ -141,13 +140,13 @@ def own_gpus(uuids: list[str], ranks: RankInfo) -> list[int]:
 def _of_node(
     asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool, nccl: bool
 ) -> Iterator[Finding]:
-    by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
+    by_infiniband = nccl and ranks.num_nodes > 1 and network.uses_infiniband()
     if by_infiniband:
-        yield (found := infiniband.library())
+        yield (found := network.infiniband_library())
         by_infiniband = found.result == "pass"
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
-    yield interfaces.host_name(ranks)
-    yield from interfaces.interface(asked.interface, nccl)
+    yield network.host_name(ranks)
+    yield from network.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)

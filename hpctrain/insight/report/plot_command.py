@@ -17,7 +17,6 @@ from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
 from hpctrain.insight.report.views import output
-from hpctrain.insight.report.views.curves import thinned
 from hpctrain.runs.state.select import add_dir, select
 from hpctrain.tracking.journal import journal_path
 
@@ -84,7 +83,7 @@ def _draw(title: str, curves: Mapping[str, Series], width: int) -> Text:
     points = [
         (x, y, number)
         for number, each in enumerate(curves.values())
-        for x, y in zip(*thinned(each.steps, each.values, 2 * width), strict=True)
+        for x, y in zip(*each.thinned(2 * width), strict=True)
         if math.isfinite(y)
     ]
     text = Text(printable(title), "bold")

@@ -11,7 +11,7 @@ from typing import Any
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.insight.doctor.checks import interfaces
+from hpctrain.insight.doctor.checks import network
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe
 
@@ -36,7 +36,7 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
     if ranks.is_main and ranks.world_size > 1:
-        free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
+        free = network.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.result == "fail":
             return seen.to_json()

@@ -14,7 +14,6 @@ from pathlib import Path
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import unit
@@ -23,7 +22,6 @@ from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.sweeps.parameters import SweptRuns, label
 from hpctrain.insight.report.sweeps.scaling import Scaling
 from hpctrain.insight.report.tree import Chart
-from hpctrain.insight.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
@@ -64,9 +62,9 @@ def png(charts: Sequence[Chart], title: str) -> bytes:
     return content.getvalue()
 
 
-def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str) -> None:
+def _line(axes: Axes, series: Series, label: str) -> None:
     """Draw a line with at most so many points as are seen; values that are not finite are gaps."""
-    xs, ys = thinned(x, y, _MOST_POINTS)
+    xs, ys = series.thinned(_MOST_POINTS)
     marker = "o" if len(xs) <= _MOST_MARKED else None
     axes.plot(xs, ys, marker=marker, markersize=3, label=_plain(label))
 
@@ -85,7 +83,7 @@ def metric_chart(
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
         axes.set(yscale="log" if falls else "linear")
         for name, each in series.items():
-            line(axes, each.steps, each.values, name if len(series) > 1 else "")
+            _line(axes, each, name if len(series) > 1 else "")
         for number, step in enumerate(restarts):
             label = "" if number else "restart"
             axes.axvline(step, color="black", linestyle=":", linewidth=0.8, label=label)
@@ -132,7 +130,7 @@ def scaling_chart(series: Scaling) -> Chart:
 
     def draw(axes: Axes) -> None:
         axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
-        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal")
+        axes.plot(ranks, [each / ranks[0] for each in ranks], "o-", markersize=3, label="ideal")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xlabel("ranks")

@@ -110,15 +110,14 @@ def lost_gpu(job: JobRequest, run: RunDir, ranks: RankInfo, hosts: Sequence[str]
     fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
     or the config may be to blame.
     """
-    from hpctrain.insight.doctor.comparison import DRAIN
-    from hpctrain.insight.doctor.finding import Finding
+    from hpctrain.insight.doctor.finding import bad
 
     before = [one.reason for one in run.read().attempts[-2:-1]]
     why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
     if len({*hosts}) < len(ranks.hosts):
         why = dict.fromkeys(hosts, "the other nodes show all of theirs") | why
     places = {
-        host: [Finding("number of GPUs", "fail", f"fewer than the job has: {each}", "", DRAIN)]
+        host: [bad("silent GPU", "fail", f"fewer than the job has: {each}", "number of GPUs")]
         for host, each in why.items()
     }
     if not places or job.launch.preflight == "off":

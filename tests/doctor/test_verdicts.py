@@ -81,7 +81,7 @@ def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Pa
 
 def of(name: str, *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
     """Return what a row of the table of GPUs says of readings."""
-    return seen(partial(gpu_judgements.CHECKS[name].finding, name), *given)
+    return seen(partial(gpu_judgements.CHECKS[name].finding, name, name), *given)
 
 
 # The first letters of the verdicts, in the order of what is looked at.

@@ -26,7 +26,7 @@ from hpctrain.config.validate import validate_job
 from hpctrain.errors import ConfigError, LaunchError, NodeError
 from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
-from hpctrain.insight.doctor.finding import Finding, Result, exclude, worst
+from hpctrain.insight.doctor.finding import Finding, Result, bad, exclude, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
 from hpctrain.launch import function
@@ -176,8 +176,7 @@ def _add_missing(places: Places, missing: Sequence[int], ranks: int, job_id: str
     for rank in missing:
         number = rank // ranks
         host = hosts[number] if number < len(hosts) else f"node {number} of the job"
-        cure = "See the logs of the job; the node may be down or without memory."
-        finding = Finding("answer", "fail", f"rank {rank} has not answered", "an answer", cure)
+        finding = bad("answer", "fail", f"rank {rank} has not answered")
         places.setdefault(host, []).append(finding)
 
 

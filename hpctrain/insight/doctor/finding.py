@@ -3,11 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from hpctrain.base.files import yaml_file
 from hpctrain.cluster.slurm import excluded_hosts
 
 Result = Literal["pass", "unknown", "warn", "fail"]
+_TEXTS: dict[str, list[str]] = yaml_file.read(Path(__file__).with_name("texts.yaml"))
 _ORDER: tuple[Result, ...] = ("pass", "unknown", "warn", "fail")
 # The beginnings of checks that are not about the host.
 _NOT_OF_HOST = ("communication", "port of rank 0", "output_dir", "data.path", "interface ")
@@ -36,38 +39,37 @@ def unknown(check: str, why: str, cure: str = "") -> Finding:
     return Finding(check, "unknown", why, cure=cure)
 
 
+def bad(kind: str, result: Result, found: str, check: str = "", **names: object) -> Finding:
+    """Return the finding of a check that has not passed.
+
+    texts.yaml has what is expected of its kind and what to do, with words for the `names`.
+    """
+    expected, cure = (text.format_map(names) for text in _TEXTS[kind])
+    return Finding(check or kind, result, found, expected, cure)
+
+
 def judged(
-    check: str,
-    well: bool,
-    found: str,
-    expected: str,
-    cure: str,
-    otherwise: Result = "warn",
+    kind: str, well: bool, found: str, otherwise: Result = "warn", check: str = "", **names: object
 ) -> Finding:
-    """Return the finding of a check that has passed if it is `well`."""
-    return good(check, found) if well else Finding(check, otherwise, found, expected, cure)
+    """Return the finding of a check that has passed if it is `well`; see `bad`."""
+    return good(check or kind, found) if well else bad(kind, otherwise, found, check, **names)
 
 
 def bounded(
-    check: str,
+    kind: str,
     value: float,
     shown: str,
-    *,
-    fail_below: float | None = None,
-    warn_below: float | None = None,
-    expected: str,
-    cure: str,
+    bounds: tuple[float, float],
+    check: str = "",
+    **names: object,
 ) -> Finding:
-    """Return the finding of a number that should not be too small.
+    """Return the finding of a number that should not be too small; see `bad`.
 
-    It fails below one bound, and warns below another; None is no bound. `shown` is the number with
-    its unit, and `cure` what to do if it is too small.
+    It fails below the first bound, and warns below the second. `shown` is the number with its unit.
     """
-    if fail_below is not None and value < fail_below:
-        return Finding(check, "fail", shown, expected, cure)
-    if warn_below is not None and value < warn_below:
-        return Finding(check, "warn", shown, expected, cure)
-    return good(check, shown)
+    fails, warns = bounds
+    otherwise: Result = "fail" if value < fails else "warn"
+    return judged(kind, value >= max(fails, warns), shown, otherwise, check, **names)
 
 
 def worst(findings: Iterable[Finding]) -> Result:

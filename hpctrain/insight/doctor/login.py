@@ -10,7 +10,7 @@ from hpctrain.cluster.slurm.queue import UnreachableError, ask
 from hpctrain.config.schema import LaunchConfig, SiteConfig, TrackingConfig
 from hpctrain.errors import ConfigError, HpctrainError, TrackingError
 from hpctrain.insight.doctor.checks import file_systems, installed
-from hpctrain.insight.doctor.finding import Finding, good, judged, unknown
+from hpctrain.insight.doctor.finding import Finding, bad, good, judged, unknown
 from hpctrain.insight.estimates import site_rules
 from hpctrain.tracking import store
 
@@ -40,12 +40,11 @@ def _rules(path: str | None, idle_minutes: float) -> Iterator[Finding]:
     try:
         rules = site_rules.read(path)
     except ConfigError as error:
-        yield Finding("site.rules", "fail", str(error), "rules", "Correct the file.")
+        yield bad("rules", "fail", str(error), "site.rules")
         return
     most = rules["idle_job"].limit if "idle_job" in rules else math.inf
-    cure = f"Set monitor.idle_minutes to less than {most:g}: else the site sees it first."
     shown = "; ".join(rule.says for rule in rules.values())
-    yield judged("site.rules", idle_minutes < most, shown, f"idle_minutes below {most:g}", cure)
+    yield judged("site.rules", idle_minutes < most, shown, most=most)
 
 
 def _data(path: str) -> Iterator[Finding]:
@@ -62,11 +61,7 @@ def _excluded(output_dir: str) -> Finding:
     if not hosts:
         return good("excluded nodes", "none")
     shown = ", ".join(f"{host} ({facts.why})" for host, facts in sorted(hosts.items()))
-    cure = (
-        "New jobs avoid them until they pass a check: `python -m hpctrain doctor --nodes 1 "
-        f"+site.sbatch.nodelist={min(hosts)}`."
-    )
-    return Finding("excluded nodes", "warn", shown, "none", cure)
+    return bad("excluded nodes", "warn", shown, host=min(hosts))
 
 
 def mlflow_store(tracking: TrackingConfig) -> Finding:
@@ -80,10 +75,9 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
             return good(check, f"{uri} is made by the first run")
         takes = store.check_store(uri, tracking.experiment)
     except TrackingError as error:
-        return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
-    cure = "Start the server; `status --upload` uploads what waits in journals until then."
+        return bad(check, "fail", str(error))
     said = "takes runs" if takes else "takes no runs now: the log says why"
-    return judged(check, takes, f"{uri} {said}", "a store that takes runs", cure)
+    return judged("MLflow server", takes, f"{uri} {said}", check=check)
 
 
 def slurm(
@@ -103,9 +97,7 @@ def slurm(
         return
     answer = ask("scontrol", "ping", quiet=True)
     if answer is None or " is UP" not in answer:
-        found = " ".join((answer or "no answer").split())
-        cure = "Wait, or tell the administrators: submissions fail until slurmctld answers."
-        yield Finding("Slurm's controller", "fail", found, "is UP", cure)
+        yield bad("Slurm's controller", "fail", " ".join((answer or "no answer").split()))
         return
     up = [line.strip() for line in answer.splitlines() if " is UP" in line]
     yield good("Slurm's controller", ", ".join([release.words() or "version unknown", *up]))
@@ -116,15 +108,13 @@ def slurm(
 def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
     """Check what the partition allows a job: its time, and to come back."""
     beyond = beyond_partition(launch, site.partition)
-    cure = "Set launch.time_min to what is allowed, or choose another partition."
     shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
-    yield judged("time limit", not beyond, shown, "what the partition allows", cure, "fail")
+    yield judged("time limit", not beyond, shown, "fail")
     check, found = "after a preemption", road(site, launch.chain)
     if not found.name:
         yield unknown(check, "scontrol does not answer")
     elif found.name == "by hand":
-        cure = "Set launch.chain to null or more, or choose another partition (site.partition)."
-        yield Finding(check, "warn", f"by hand: {found.why}", "a requeue or a chain", cure)
+        yield bad(check, "warn", f"by hand: {found.why}")
     else:
         yield good(check, ": ".join(filter(None, (found.name, found.why))))
 
@@ -134,9 +124,8 @@ def _job(start_of_job: Callable[[], str]) -> Finding:
     check = "a job of this config"
     try:
         start = start_of_job()
-        cure = "Ask for fewer nodes, or for another partition (launch.nodes, site.partition)."
-        return judged(check, not start.startswith("not now"), start, "a start", cure)
+        return judged("start", not start.startswith("not now"), start, check=check)
     except UnreachableError as error:
         return unknown(check, str(error))
     except HpctrainError as error:
-        return Finding(check, "fail", str(error), "accepted", "Correct the keys that are named.")
+        return bad(check, "fail", str(error))

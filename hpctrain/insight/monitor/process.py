@@ -41,7 +41,7 @@ _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
 
-def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
+def _gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
     """Return the file in which a rank of a node writes the UUIDs of the GPUs that it was given."""
     return samples.folder(run_dir) / f"{node}.{local_rank}.gpus"
 
@@ -138,7 +138,7 @@ class _Monitor:
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
         ranks = range(self._given.ranks)  # one without a GPU has no file
-        named = (text_of(gpu_file(self._run, self._node, each)).split() for each in ranks)
+        named = (text_of(_gpu_file(self._run, self._node, each)).split() for each in ranks)
         uuids = list(dict.fromkeys(chain.from_iterable(named)))
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
@@ -178,7 +178,7 @@ def monitored(
         return
     with suppress(OSError):
         samples.folder(run_dir).mkdir(exist_ok=True)
-        _name_gpus(gpu_file(run_dir, socket.gethostname(), ranks.local_rank), uuids)
+        _name_gpus(_gpu_file(run_dir, socket.gethostname(), ranks.local_rank), uuids)
     process = _start(config, run_dir, ranks) if ranks.local_rank == 0 else None
     try:
         yield

@@ -7,7 +7,7 @@ n01   cores   75%  31%
       gpu_0   98%  78%     412 W  61 °C
 
     monitor/NODE.jsonl ── the last sample ── Node ── the notes: slow, silent, idle
-    progress.json, run.json ─────────────────────── LiveSnapshot
+    progress.json, run.json ─────────────────────── _LiveSnapshot
 
 Nothing but files of the run directory is read; no node and no scheduler is asked.
 """
@@ -66,7 +66,7 @@ class Node:
 
 
 @dataclass
-class LiveSnapshot:
+class _LiveSnapshot:
     """A run at a moment."""
 
     run: Facts
@@ -144,7 +144,7 @@ def _chosen(folder: Path, name: str | None) -> Path:
     return newest(runs)
 
 
-def snapshot(path: Path, now: float | None = None) -> LiveSnapshot:
+def snapshot(path: Path, now: float | None = None) -> _LiveSnapshot:
     """Read a run directory; `now` is in seconds since the epoch."""
     now, run = time.time() if now is None else now, Facts.read(path)
     run.held = RunDir(path).is_locked()
@@ -165,7 +165,7 @@ def snapshot(path: Path, now: float | None = None) -> LiveSnapshot:
             node.notes.append(f"idle: {text}")
     nodes.sort(key=lambda node: (not node.notes, node.name))
     left = eta_s(run, now) if state.name == "running" else None
-    return LiveSnapshot(run, state, left, nodes)
+    return _LiveSnapshot(run, state, left, nodes)
 
 
 _config = functools.lru_cache(maxsize=4)(load)  # it takes as long as all the rest
@@ -186,7 +186,7 @@ def _look_at_gpus(nodes: Sequence[Node]) -> None:
             node.notes.append(f"{name} has memory errors that could not be corrected")
 
 
-def picture(seen: LiveSnapshot) -> RenderableType:
+def picture(seen: _LiveSnapshot) -> RenderableType:
     """Return the run for a terminal; the notes come first, as its lower edge cuts the rest."""
     notes = [
         *filter(None, [seen.state.reason]),
@@ -207,7 +207,7 @@ def picture(seen: LiveSnapshot) -> RenderableType:
     return terminal_view.show(seen.run.name, sections, most=len(rows) + 20)
 
 
-def _head(seen: LiveSnapshot) -> Iterator[str]:
+def _head(seen: _LiveSnapshot) -> Iterator[str]:
     progress = seen.run.progress
     most, values = progress.max_steps, progress.metrics
     yield seen.state.name

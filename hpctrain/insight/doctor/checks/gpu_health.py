@@ -9,14 +9,14 @@ What a GPU does not tell is said to be unknown, and so is all of AMD's GPUs.
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.filesize import decimal
 
 from hpctrain.base.processes import gpu_driver
 from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS, reserved
-from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.doctor.finding import Finding, bad, unknown
 from hpctrain.insight.monitor.nvidia import Nvidia
 
 
@@ -49,11 +49,9 @@ def checked(
     try:
         library.open()
     except library.errors as error:
-        cure = "Ask the administrators to reload the driver of this node (`nvidia-smi` tells more)."
-        said = f"NVML: {error}"
         if nccl:
-            return [], [Finding("GPUs", "fail", f"{said}; NCCL needs it", "an answer", cure)]
-        return [], [unknown("GPUs", said, cure)]
+            return [], [bad("GPUs", "fail", f"NVML: {error}; NCCL needs it")]
+        return [], [replace(bad("GPUs", "unknown", f"NVML: {error}"), expected="")]
     facts, findings = list[GpuFacts](), list[Finding]()
     for number, uuid in enumerate(uuids, first):
         try:
@@ -62,8 +60,7 @@ def checked(
         except library.errors as error:
             found = unknown(f"GPU {number}", f"{uuid}: NVML does not know it ({error})")
             if library.is_lost(error):
-                cure = "Ask the administrators to drain the node: the GPU has fallen off the bus."
-                found = Finding(f"GPU {number}", "fail", f"{uuid}: {error}", "an answer", cure)
+                found = bad("lost GPU", "fail", f"{uuid}: {error}", f"GPU {number}")
             findings.append(found)
             continue
         findings += _findings(library, gpu, f"GPU {number}")
@@ -121,6 +118,6 @@ def _findings(library: Nvidia, gpu: Any, label: str) -> Iterator[Finding]:
         return
     for name, check in CHECKS.items():
         try:
-            yield check.finding(f"{label}: {name}", *library.read(check.reading, gpu))
+            yield check.finding(name, f"{label}: {name}", *library.read(check.reading, gpu))
         except library.errors as error:
             yield unknown(f"{label}: {name}", f"NVML does not tell it ({error})")

@@ -1,4 +1,4 @@
-"""The table of what is checked of a GPU: what is read, what that means, what to do.
+"""The table of what is checked of a GPU: what is read, and what that means.
 
 `hpctrain.insight.monitor.nvidia` describes the readings.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psutil
 from rich.filesize import decimal
 
-from hpctrain.insight.doctor.finding import Finding, Result
+from hpctrain.insight.doctor.finding import Finding, Result, bad
 from hpctrain.insight.monitor.cgroup import cpu_list
 
 _DEVICES = Path("/sys/bus/pci/devices")
@@ -28,13 +28,13 @@ class Check(NamedTuple):
 
     reading: str
     judge: Callable[..., _Judged]  # of the values of the reading
-    cure: str
 
-    def finding(self, check: str, *values: object) -> Finding:
+    def finding(self, kind: str, check: str, *values: object) -> Finding:
         """Return what the values of a reading mean."""
         result, found = self.judge(*values)
-        bad = result in ("warn", "fail")
-        return Finding(check, result, found, cure=self.cure if bad else "")
+        if result in ("warn", "fail"):
+            return bad(kind, result, found, check)
+        return Finding(check, result, found)
 
 
 def _result(fails: bool, warns: bool) -> Result:
@@ -118,34 +118,13 @@ def _belongs(pid: int) -> str:
 
 
 OTHERS = "other processes"
-_ASK = "Ask the administrators to"
 CHECKS = {
-    "ECC": Check(
-        "ecc_if_on",
-        _ecc,
-        f"{_ASK} switch ECC on, or to reset the GPU, and to replace it if the errors come back: "
-        "wrong bits make wrong numbers.",
-    ),
-    "retired memory": Check(
-        "retired",
-        _retired,
-        f"{_ASK} reset the GPU, which repairs its memory, or to replace it if that fails.",
-    ),
+    "ECC": Check("ecc_if_on", _ecc),
+    "retired memory": Check("retired", _retired),
     "throttling": Check(
         "slowdowns",
         lambda hard, soft: (_result(bool(hard), bool(soft)), ", ".join((*hard, *soft)) or "no"),
-        f"{_ASK} look at cooling and power of the node.",
     ),
-    OTHERS: Check(
-        "processes",
-        _processes,
-        f"{_ASK} end what runs there: your job should have this GPU alone. What an earlier job of "
-        "yours has left, end yourself (`nvidia-smi`, `kill`); a server of MPS keeps it until it is "
-        "told to quit (`nvidia-cuda-mps-control`).",
-    ),
-    "NUMA": Check(
-        "bus",
-        _numa,
-        "Leave site.sbatch.distribution out, and set site.srun=[--cpu-bind=cores].",
-    ),
+    OTHERS: Check("processes", _processes),
+    "NUMA": Check("bus", _numa),
 }

@@ -16,7 +16,7 @@ from hpctrain.base.files.disk import text_of
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import DistributedError
-from hpctrain.insight.doctor.finding import Finding, Result, good, judged
+from hpctrain.insight.doctor.finding import Finding, bad, good, judged
 
 _NET = Path("/sys/class/net")
 _INFINIBAND = Path("/sys/class/infiniband")
@@ -33,20 +33,13 @@ def host_name(ranks: RankInfo) -> Finding:
     names = dict.fromkeys([own, *ranks.hosts, ranks.master_addr])
     lost = [name for name in names if not _addresses(name)]
     if lost:
-        cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
-        found = f"no address for {', '.join(lost[:5])}"
         stops = ranks.num_nodes > 1 and not {own, ranks.master_addr}.isdisjoint(lost)
-        result: Result = "fail" if stops else "warn"
-        return Finding("host names", result, found, "an address for each node", cure)
+        found = f"no address for {', '.join(lost[:5])}"
+        return bad("host names", "fail" if stops else "warn", found)
     addresses = sorted(_addresses(own))
     loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
-    return judged(
-        "host names",
-        not loops or ranks.num_nodes == 1,
-        f"{own} is {', '.join(addresses)}",
-        "an address that other nodes reach",
-        "Set network.interface, by which gloo and NCCL then find the address.",
-    )
+    well, found = not loops or ranks.num_nodes == 1, f"{own} is {', '.join(addresses)}"
+    return judged("own address", well, found, check="host names")
 
 
 def _addresses(name: str) -> set[str]:
@@ -76,13 +69,8 @@ def interface(
             # NCCL compares only the beginnings of names, unless there is a `=`.
             fits = [one for one in up if one == name or (not exact and one.startswith(name))]
             if not fits:
-                yield Finding(
-                    f"interface {name} ({variable})",
-                    "fail",
-                    f"there are {', '.join(up)}",
-                    name,
-                    "Set network.interface to one that all nodes have, or to null.",
-                )
+                found, check = f"there are {', '.join(up)}", f"interface {name} ({variable})"
+                yield bad("interface", "fail", found, check, name=name)
                 return
     named = ", ".join(sorted({text for text in asked.values() if text}))
     yield good(
@@ -96,8 +84,7 @@ def port(host: str, number: int, only_here: bool) -> Finding:
     try:
         listen(host, number, only_here).close()
     except DistributedError as error:
-        cure = "Take a free port (+site.env.MASTER_PORT=PORT), or end what listens there."
-        return Finding(check, "fail", str(error), "free", cure)
+        return bad(check, "fail", str(error))
     return good(check, f"{number} is free")
 
 
@@ -132,11 +119,5 @@ def infiniband_library() -> Finding:
         why = "" if count.value else f"{_LIBRARY} has no provider for these adapters"
     except (OSError, AttributeError) as error:
         why = str(error)
-    return judged(
-        "InfiniBand library",
-        not why,
-        f"{why}: NCCL falls back to TCP" if why else "loads, and has the adapters",
-        "the library and the provider of each adapter",
-        "Install libibverbs1, ibverbs-providers and librdmacm1 (RHEL: rdma-core) on the node or in "
-        "the container image, and let the container have /dev/infiniband.",
-    )
+    found = f"{why}: NCCL falls back to TCP" if why else "loads, and has the adapters"
+    return judged("InfiniBand library", not why, found)

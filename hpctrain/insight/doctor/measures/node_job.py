@@ -12,7 +12,7 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.errors import HpctrainError
 from hpctrain.insight.doctor.checks import network
-from hpctrain.insight.doctor.finding import Finding
+from hpctrain.insight.doctor.finding import bad
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe
 
 _TIMEOUT_S = 60
@@ -62,12 +62,7 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
         with process_group(ranks, parallel, launch, folder) as device:
             return measured(ranks, device, seen)
     except (HpctrainError, RuntimeError) as error:
-        cure = (
-            "Look at the other findings first; then choose the network (MASTER_ADDR and "
-            "network.interface), and see whether the nodes reach each other."
-        )
-        found = " ".join(str(error).split())[:300]
-        seen.findings.append(Finding("communication", "fail", found, "the ranks meet", cure))
+        seen.findings.append(bad("communication", "fail", " ".join(str(error).split())[:300]))
         return seen
 
 

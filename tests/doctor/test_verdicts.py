@@ -20,7 +20,6 @@ from hpctrain.insight.doctor import comparison
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
-    gpu_judgements,
     limits,
     network,
 )
@@ -81,7 +80,7 @@ def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Pa
 
 def of(name: str, *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
     """Return what a row of the table of GPUs says of readings."""
-    return seen(partial(gpu_judgements.CHECKS[name].finding, name, name), *given)
+    return seen(partial(gpu_health.CHECKS[name].finding, name, name), *given)
 
 
 # The first letters of the verdicts, in the order of what is looked at.
@@ -192,7 +191,7 @@ def test_a_check_fails_and_warns_as_the_table_says(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(network, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
-        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
+        monkeypatch.setattr(gpu_health, "_DEVICES", tmp_path)
         (tmp_path / "0000:17:00.0").mkdir()
         (tmp_path / "0000:17:00.0" / "local_cpulist").write_text("4000\n")
     if name == "scratch":

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS
+from hpctrain.insight.doctor.checks.gpu_health import CHECKS
 from hpctrain.insight.monitor import sensors
 from hpctrain.insight.monitor.nvidia import Nvidia
 from hpctrain.insight.monitor.sensors import Gpus

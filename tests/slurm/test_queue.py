@@ -35,7 +35,7 @@ from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
 from hpctrain.insight.doctor.login import slurm
-from hpctrain.insight.report.account.allocations import allocations
+from hpctrain.insight.report.account.time_parts import allocations
 from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.runs.state.shared_job import job_of
 

@@ -24,8 +24,7 @@ from hpctrain.insight.doctor.checks import (
     limits,
     network,
 )
-from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
+from hpctrain.insight.doctor.checks.gpu_health import OTHERS, GpuFacts
 from hpctrain.insight.doctor.finding import Finding, unknown
 from hpctrain.insight.monitor.nvidia import Nvidia
 

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,7 +134,7 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
 
     seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
     seen = node_job.measured(ranks, device, seen) if full else seen
-    looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
+    looks = [Probe.of_json(each) for each in objects.all_gather(asdict(seen))]
     return comparison.compared(looks, mixed=asked.mixed)
 
 

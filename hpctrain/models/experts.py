@@ -118,7 +118,7 @@ class Experts(nn.Module):
         # The meta device, where models are counted, has no autocast.
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             # Near ties flip by rounding, so the router computes in fp32 or more (as DeepSeek-V3).
-            logits = F.linear(wide(x), wide(own_part(self.router)))
+            logits = F.linear(wide(x), wide(_own_part(self.router)))
         scores = logits.sigmoid() if self.scores == "sigmoid" else logits.softmax(-1)
         chosen = (scores.detach() + self.balance).topk(self.per_token, -1).indices
         weights = scores.gather(-1, chosen)
@@ -181,7 +181,7 @@ class Bank(nn.Module):
         `counts` is int64 (experts,), the tokens of each expert; with expert parallel of this
         rank's.
         """
-        weights = [own_part(w) for w in (self.gate, self.up, self.down)]
+        weights = [_own_part(w) for w in (self.gate, self.up, self.down)]
         kind = tokens.device.type
         if kind != "meta" and torch.is_autocast_enabled(kind):
             dtype = torch.get_autocast_dtype(kind)
@@ -221,7 +221,7 @@ def grouped(
     return F.grouped_mm(inner, down, offs=ends)
 
 
-def own_part(weight: torch.Tensor) -> torch.Tensor:
+def _own_part(weight: torch.Tensor) -> torch.Tensor:
     """Return this rank's part of a weight; of a whole one, its gradient is one of several summands.
 
     Ranks that have the same weight as a DTensor have other tokens.

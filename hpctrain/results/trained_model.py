@@ -44,7 +44,7 @@ from hpctrain.runs.chosen_checkpoint import verified
 _FIRST_S = 2.0  # until the line that estimates the time
 
 
-def load_trained(
+def _load_trained(
     start: CheckpointConfig,
     train: TrainConfig,
     output_dir: str,
@@ -206,7 +206,7 @@ def restored(
     ):
         parts = Parts(config, ranks, device)
         model = parts.model(divided_loss=divided_loss, trains=False)
-        load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
+        _load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
         saved = Manifest.read(checkpoint)
         model.step = saved.step
         TaskState(parts.task).load_state_dict(saved.progress.get("task"))

@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,13 +81,9 @@ class Probe:
     gpus_given: int = 0  # that its node should have; 0 if not counted
     peers: int = 1  # ranks on its node
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the look as JSON."""
-        return asdict(self)
-
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> Self:
-        """Return the look that `to_json` has written; one of another form is a DamageError."""
+        """Return the look whose facts are these; one of another form is a DamageError."""
         return convert(cls, facts, "the answer of a rank")
 
 

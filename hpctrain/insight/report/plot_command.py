@@ -16,7 +16,7 @@ from hpctrain.base.terminal.console import Console
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
-from hpctrain.insight.report.views import output
+from hpctrain.insight.report.report_command import check_file, write_file
 from hpctrain.runs.state.select import add_dir, select
 from hpctrain.tracking.journal import journal_path
 
@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png file")
     options = parser.parse_args(argv)
     if options.out:
-        output.check("--out", options.out, ".png")
+        check_file("--out", options.out, ".png")
     paths = select(options.dir, options.runs, several=True)
     # Of many runs some have not begun; one of them stops no picture of the others.
     tracked = [path for path in paths if journal_path(path).is_file()]
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
         restarts = [step for history in runs.values() for step in history.restarts]
         drawn = [charts.metric_chart(metric, lines, restarts) for metric, lines in curves.items()]
-        output.write(options.out, charts.png(drawn, ", ".join(runs)))
+        write_file(options.out, charts.png(drawn, ", ".join(runs)))
         print(options.out)
         return 0
     console = Console()

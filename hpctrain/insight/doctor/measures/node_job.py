@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         free = network.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.result == "fail":
-            return seen.to_json()
-    return _measured(given, ranks, Path(folder), seen).to_json()
+            return asdict(seen)
+    return asdict(_measured(given, ranks, Path(folder), seen))
 
 
 def visible_gpus(device: str) -> list[str]:

@@ -28,7 +28,7 @@ NO_TORCH = (
     "api base cli cluster config data.shards engine.faults.early_signals engine.faults.limits "
     "engine.faults.observed engine.faults.observer engine.faults.process_state "
     "engine.job.compile_cache engine.job.here engine.job.verdict errors "
-    "insight.doctor insight.estimates insight.monitor insight.plan.memory insight.reference "
+    "insight.doctor insight.estimates insight.monitor insight.reference "
     "insight.report launch node results.commands runs search tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"

@@ -17,7 +17,6 @@ micro-batches of a step, because otherwise each block's gradients are reduced at
 
 A layout fits if a margin stays free: `margin_of` a GPU's memory, and HOST_GB_PER_GPU on the host.
 With less it is tight, and may end out of memory. It does not fit if it needs more than there is.
-This module does not import torch, so that a login node can use it.
 """
 
 from __future__ import annotations

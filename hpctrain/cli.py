@@ -49,7 +49,7 @@ COMMANDS = {
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {
     "status": {
-        "--live": "hpctrain.insight.report.live.live",
+        "--live": "hpctrain.insight.report.live",
         "--upload": "hpctrain.commands.sync",
     },
     "resume": {"--branch": "hpctrain.results.commands.branch"},

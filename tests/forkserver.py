@@ -76,7 +76,7 @@ OURS = {
             "hpctrain.insight.preflight",
             "hpctrain.addons.looking.first_look",
         ),
-        *("hpctrain.engine.loop", "hpctrain.insight.monitor.start", "hpctrain.tasks"),
+        *("hpctrain.engine.loop", "hpctrain.insight.monitor.process", "hpctrain.tasks"),
         *("hpctrain.models", "hpctrain.results.summary", "hpctrain.results.links"),
         *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
         # What a training starts beside itself.

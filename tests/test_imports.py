@@ -31,7 +31,7 @@ NO_TORCH = (
     "api base cli cluster commands config data.shards engine.faults.early_signals "
     "engine.faults.limits engine.faults.observed engine.faults.observer "
     "engine.faults.process_state engine.job.compile_cache engine.job.here engine.job.verdict "
-    "errors functions insight.doctor insight.estimates insight.monitor insight.plan.memory "
+    "errors functions insight.doctor insight.estimates insight.monitor "
     "insight.reference insight.report launch node results.commands runs search testing "
     "tracking"
 )

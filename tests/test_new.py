@@ -22,8 +22,10 @@ def test_its_files_are_named_after_the_folder(
 
 
 def test_it_overwrites_nothing(tmp_path: Path) -> None:
-    (tmp_path / "mine").write_text("")
-    for folder, said in ((tmp_path, "exists already"), (tmp_path / "3D", "'3D' is no name of a")):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes").write_text("")
+    for folder, said in ((mine, "exists already"), (tmp_path / "3D", "'3D' is no name of a")):
         with pytest.raises(ConfigError, match=said):
-            main([str(folder), *(["--name", "mine"] if folder == tmp_path else [])])
-    assert [*tmp_path.iterdir()] == [tmp_path / "mine"]
+            main([str(folder)])
+    assert [*tmp_path.rglob("*")] == [mine, mine / "notes"]

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,15 +110,14 @@ def lost_gpu(job: JobRequest, run: RunDir, ranks: RankInfo, hosts: Sequence[str]
     fault in the attempt before; or each, if other hosts of the job show all of theirs. Else torch
     or the config may be to blame.
     """
-    from hpctrain.insight.doctor.comparison import DRAIN
-    from hpctrain.insight.doctor.finding import Finding
+    from hpctrain.insight.doctor.finding import bad
 
     before = [one.reason for one in run.read().attempts[-2:-1]]
     why = {host: text for host in hosts for text in before if f"GPU fault on {host}: " in text}
     if len({*hosts}) < len(ranks.hosts):
         why = dict.fromkeys(hosts, "the other nodes show all of theirs") | why
     places = {
-        host: [Finding("number of GPUs", "fail", f"fewer than the job has: {each}", "", DRAIN)]
+        host: [bad("silent GPU", "fail", f"fewer than the job has: {each}", "number of GPUs")]
         for host, each in why.items()
     }
     if not places or job.launch.preflight == "off":
@@ -133,14 +133,13 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
 
     seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
     seen = node_job.measured(ranks, device, seen) if full else seen
-    looks = [Probe.of_json(each) for each in objects.all_gather(seen.to_json())]
+    looks = [Probe.of_json(each) for each in objects.all_gather(asdict(seen))]
     return comparison.compared(looks, mixed=asked.mixed)
 
 
 def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
     """Log what was found, exclude nodes; return the failed ones if the run may go on without."""
-    from hpctrain.insight.doctor import exclusion
-    from hpctrain.insight.doctor.finding import worst
+    from hpctrain.insight.doctor.finding import exclude, worst
 
     for host, findings in places.items():
         for one in findings:
@@ -149,7 +148,7 @@ def _remember(output_dir: str, ranks: RankInfo, places: Places) -> list[str]:
                 log.log(level, "%s: %s: %s. %s", host, one.check, one.found, one.cure)
     failed: Iterable[str] = ()
     with suppress(OSError, StorageError):  # a full disk, which is among the findings
-        failed = exclusion.exclude(output_dir, places)
+        failed = exclude(output_dir, places)
     whole = [host for host, findings in places.items() if worst(findings) == "fail"]
     # Another try would find the same, unless all failures are those of single nodes.
     return sorted(whole) if set(whole) == set(failed) and ranks.launcher == "slurm" else []

@@ -178,7 +178,7 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.results.restored import restored
+        from hpctrain.results.trained_model import restored
 
         self.find_code("evaluate")
         config = self._config_for(overrides, data, split, ema=ema)
@@ -226,7 +226,7 @@ class LoadedRun:
         """
         from hpctrain.data.places.placement import load_index
         from hpctrain.results.predictor import predict, refuse_divided_outputs
-        from hpctrain.results.restored import restored
+        from hpctrain.results.trained_model import restored
 
         self.find_code("predict")
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)

@@ -29,7 +29,7 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.tasks.task import SplitTask, Sums
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.results.restored import Restored
+from hpctrain.results.trained_model import Restored
 
 SHARD_SAMPLES = 65536  # at most, about
 

@@ -1,11 +1,14 @@
 """The model of a run with the weights that it has trained.
 
-a checkpoint ┬─ load_trained ── a model on its ranks
+a checkpoint ┬─ restored ────── on the ranks that were started, with other data or batches
              └─ trained_model ─ a new one in this process alone
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,24 +16,35 @@ import torch.distributed as dist
 from torch import nn
 
 from hpctrain.addons.quantized import quantize, release
-from hpctrain.config.schema import CheckpointConfig, LoRAConfig, TrainConfig
-from hpctrain.config.sections import ModelSections
+from hpctrain.base.terminal.progress_bar import ProgressBar
+from hpctrain.cluster.ranks.ranks import RankInfo
+from hpctrain.config.rules.degrees import Degrees
+from hpctrain.config.schema import CheckpointConfig, LaunchConfig, LoRAConfig, TrainConfig
+from hpctrain.config.sections import LoopSections, ModelSections
+from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.build_model import stages_of, start_weights
 from hpctrain.engine.building.instantiate import instantiate
+from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.checkpoint.starting_point import first_names, names_of_base, weights_of
 from hpctrain.engine.checkpoint.stored_weights import open_weights
+from hpctrain.engine.distributed.group import process_group
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters, freeze, with_adapters
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.errors import StorageError
+from hpctrain.engine.supervised.evaluations import evaluate
+from hpctrain.engine.tasks.task import TaskState
+from hpctrain.errors import ConfigError, StorageError
+from hpctrain.results.fitting_layout import fit_batch
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import misshapen
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
 from hpctrain.runs.chosen_checkpoint import verified
 
+_FIRST_S = 2.0  # until the line that estimates the time
 
-def load_trained(
+
+def _load_trained(
     start: CheckpointConfig,
     train: TrainConfig,
     output_dir: str,
@@ -125,3 +139,77 @@ def load_weights(
                 f"{checkpoint} has no average of the parameters: only runs with train.ema keep one"
             )
         average.load({name: value for name, value in own.items() if name in average.shapes})
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A trained model on its ranks, in eval mode, and what it is used with."""
+
+    parts: Parts
+    model: ParallelModel
+
+    def evaluate(self, feed: DevicePrefetcher) -> dict[str, float]:
+        """Return the mean of each metric over a feed, and close it; all ranks call this together.
+
+        Each sample counts once, as in the evaluations of the training.
+        """
+        count = feed.loader.count
+        try:
+            with self.progress(count, "evaluated ") as shown:
+
+                def is_over() -> bool:
+                    shown.advance(min(feed.batch_size, count - shown.samples), 0)
+                    return False
+
+                means = evaluate(self.model, self.parts.task, feed, is_over, checks=True)
+        finally:
+            feed.close()
+        assert means is not None
+        return means
+
+    @contextmanager
+    def progress(self, samples: int, label: str) -> Iterator[ProgressBar]:
+        """Yield the progress over so many samples of all ranks, which rank 0 shows on stderr."""
+        ranks = self.parts.ranks
+        progress = ProgressBar(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
+        with progress as shown:
+            yield shown
+
+
+@contextmanager
+def restored(
+    config: LoopSections,
+    launch: LaunchConfig,
+    checkpoint: Path,
+    folder: Path,
+    *,
+    divided_loss: bool = True,
+) -> Iterator[Restored]:
+    """Yield the model of a run on the ranks that were started; all ranks call this together.
+
+    Its parameters are those with which the training evaluates: their average, where it does so.
+    Batch sizes are fitted to the ranks. `folder` keeps the secret by which the ranks know each
+    other. With `divided_loss`, tensor parallel may leave the logits divided.
+    """
+    ranks = RankInfo.from_env()
+    try:
+        degrees = Degrees.of(config.parallel, ranks.world_size)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}\nThe run was trained in another layout; a checkpoint fits any: give one for "
+            "these ranks, such as parallel.tp=1 parallel.pp=1"
+        ) from error
+    fit_batch(config.train, config.parallel, degrees)
+    with (
+        process_group(ranks, config.parallel, launch, folder) as device,
+        default_dtype(config.precision),
+    ):
+        parts = Parts(config, ranks, device)
+        model = parts.model(divided_loss=divided_loss, trains=False)
+        _load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
+        saved = Manifest.read(checkpoint)
+        model.step = saved.step
+        TaskState(parts.task).load_state_dict(saved.progress.get("task"))
+        model.module.eval()
+        yield Restored(parts, model)
+        del model

@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.schema import ParallelConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.group import process_group
-from hpctrain.insight.bench.bench import bench_of
+from hpctrain.insight.bench.parts import Bench
 
 
 @pytest.mark.slow
@@ -62,7 +63,7 @@ def test_steps_beside_a_loop_by_hand(
     with process_group(ranks, ParallelConfig(device="cpu")) as device:
         torch.set_num_threads(1)
         for _ in range(turns):
-            bench = bench_of(config, ranks, device, tmp_path / "bench", steps)
+            bench = Bench(LoopSections.of(config), ranks, device, tmp_path / "bench", steps)
             ours.append(bench.measured(["compute"])["compute"].p50_ms)
             for _ in range(10):
                 by_hand()

@@ -8,10 +8,9 @@ import pytest
 from hpctrain.config.metric_registry import registered
 from hpctrain.errors import ConfigError
 from hpctrain.insight.monitor.cgroup import JobCgroup
-from hpctrain.insight.monitor.gpus import Gpus
 from hpctrain.insight.monitor.metric_names import METRICS
 from hpctrain.insight.monitor.nvidia import Nvidia
-from hpctrain.insight.monitor.sensors import Sensors
+from hpctrain.insight.monitor.sensors import Gpus, Sensors
 from hpctrain.insight.reference.keys import show
 from tests.monitor.nvml import Nvml
 

@@ -17,7 +17,7 @@ import pytest
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
-from hpctrain.insight.doctor.checks import infiniband, installed, interfaces, limits
+from hpctrain.insight.doctor.checks import installed, limits, network
 from hpctrain.insight.doctor.finding import Finding, good, worst
 from hpctrain.insight.doctor.probe import probe
 from hpctrain.insight.monitor.nvidia import Nvidia
@@ -66,7 +66,7 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
     here, nvml = tmp_path / "here", Nvml()
     here.mkdir()
     port(tmp_path, "mlx5_0")
-    monkeypatch.setattr(infiniband, "_ports", lambda _: [tmp_path / "mlx5_0" / "ports" / "1"])
+    monkeypatch.setattr(network, "_ports", lambda _: [tmp_path / "mlx5_0" / "ports" / "1"])
     monkeypatch.setattr(limits.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
     alone, several = ALONE, RankInfo("slurm", 0, 0, 0, 2, 1, 2, "localhost", 1, ("localhost",) * 2)
 
@@ -77,11 +77,13 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
         names = "locked memory (ulimit -l)", "InfiniBand library"
         return [one.result for one in found if one.check in names]
 
-    monkeypatch.setattr(infiniband, "library", lambda: good("InfiniBand library", "loads"))
+    monkeypatch.setattr(network, "infiniband_library", lambda: good("InfiniBand library", "loads"))
     assert verdicts(alone, [GPU]) == verdicts(several, []) == ["pass"]
     assert verdicts(several, [GPU], "gloo") == ["pass"]
     assert verdicts(several, [GPU]) == ["pass", "fail"]
-    monkeypatch.setattr(infiniband, "library", lambda: Finding("InfiniBand library", "warn", ""))
+    monkeypatch.setattr(
+        network, "infiniband_library", lambda: Finding("InfiniBand library", "warn", "")
+    )
     assert verdicts(several, [GPU]) == ["warn", "pass"]  # NCCL then takes TCP
     port(tmp_path, "mlx5_0", state="1: DOWN")
     assert verdicts(several, [GPU]) == ["pass"]
@@ -113,7 +115,7 @@ def test_interfaces(tmp_path: Path) -> None:
         (tmp_path / name / "operstate").write_text(state + "\n")
 
     def verdict(chosen: str | None, nccl: bool = True, **env: str) -> str:
-        return worst(interfaces.interface(chosen, nccl, env, tmp_path))
+        return worst(network.interface(chosen, nccl, env, tmp_path))
 
     assert verdict(None) == verdict("ib0") == verdict("ib") == "pass"
     assert verdict("eth0") == verdict("=ib") == verdict("ib0", NCCL_SOCKET_IFNAME="en0") == "fail"
@@ -126,25 +128,25 @@ def test_a_port_in_use() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         number = other.getsockname()[1]
-        found = interfaces.port("127.0.0.1", number, only_here=True)
+        found = network.port("127.0.0.1", number, only_here=True)
     assert found.result == "fail"
     assert str(number) in found.found
-    assert interfaces.port("127.0.0.1", number, only_here=True).result == "pass"
+    assert network.port("127.0.0.1", number, only_here=True).result == "pass"
 
 
 def test_infiniband(tmp_path: Path) -> None:
-    assert infiniband.rates(tmp_path / "no") == "none"
+    assert network.infiniband_rates(tmp_path / "no") == "none"
     for adapter in ("mlx5_0", "mlx5_1"):
         port(tmp_path, adapter)
-    assert infiniband.rates(tmp_path) == "2 x 400 Gb/sec (4X NDR)"
+    assert network.infiniband_rates(tmp_path) == "2 x 400 Gb/sec (4X NDR)"
     port(tmp_path, "mlx5_1", state="1: DOWN")
-    assert infiniband.rates(tmp_path) == "1 x 400 Gb/sec (4X NDR)"  # unlike on other nodes
+    assert network.infiniband_rates(tmp_path) == "1 x 400 Gb/sec (4X NDR)"  # unlike on other nodes
     # NCCL uses what is active, unless it is told to use something else.
-    assert infiniband.is_used(tmp_path, {"NCCL_IB_DISABLE": "0"})
+    assert network.uses_infiniband(tmp_path, {"NCCL_IB_DISABLE": "0"})
     for variable, value in (("NCCL_IB_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_NET", "OFI")):
-        assert not infiniband.is_used(tmp_path, {variable: value})
+        assert not network.uses_infiniband(tmp_path, {variable: value})
     port(tmp_path, "mlx5_0", state="1: DOWN")
-    assert not infiniband.is_used(tmp_path, {})
+    assert not network.uses_infiniband(tmp_path, {})
 
 
 def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +158,7 @@ def test_the_library_of_infiniband(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     verbs = SimpleNamespace(ibv_get_device_list=list_devices)
-    monkeypatch.setattr(infiniband.ctypes, "CDLL", lambda name: verbs)
-    found = infiniband.library()
+    monkeypatch.setattr(network.ctypes, "CDLL", lambda name: verbs)
+    found = network.infiniband_library()
     assert (found.result, "NCCL falls back to TCP" in found.found) == ("warn", True)
-    assert infiniband.library().result == "pass"
+    assert network.infiniband_library().result == "pass"

@@ -7,10 +7,10 @@ from hpctrain.cluster.slurm import excluded_hosts
 from hpctrain.cluster.slurm.script import JobOrder, sbatch_script
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
-from hpctrain.insight.doctor import comparison, exclusion
+from hpctrain.insight.doctor import comparison
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
 from hpctrain.insight.doctor.command import settings
-from hpctrain.insight.doctor.finding import Finding, good, worst
+from hpctrain.insight.doctor.finding import Finding, at_fault, exclude, good, worst
 from hpctrain.insight.doctor.measures import speeds
 from hpctrain.insight.doctor.probe import Probe
 from tests.doctor.asked import expected_of
@@ -149,21 +149,21 @@ def test_an_exclusion_ends_with_a_passed_check(tmp_path: Path) -> None:
     where = str(tmp_path)
     bad = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
     warned = Finding("scratch", "warn", "5 GB", "10 GB", "Delete.")
-    assert exclusion.exclude(where, {"node1": [good("x", "y")]}) == {}
+    assert exclude(where, {"node1": [good("x", "y")]}) == {}
     assert not (tmp_path / "doctor").exists()
-    found = exclusion.exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
+    found = exclude(where, {"node1": [bad], "node2": [bad], "node3": [warned]})
     assert found == {"node1": bad, "node2": bad}
     assert excluded_hosts.read(where)["node1"].why == "GPU 0: ECC: 2 errors"
-    assert exclusion.exclude(where, {"node1": [warned]}) == {}
+    assert exclude(where, {"node1": [warned]}) == {}
     assert list(excluded_hosts.read(where)) == ["node2"]
 
 
 def test_what_all_nodes_share_excludes_none_of_them(tmp_path: Path) -> None:
     full = Finding("scratch: free space", "fail", "0 GB", "10 GB", "Delete.")
     apart = Finding("communication", "fail", "timed out", "the ranks meet", "Look.")
-    assert exclusion.at_fault({"a": [full], "b": [full]}) == {}
-    assert exclusion.at_fault({"a": [full, apart], "b": [apart]}) == {"a": full}
-    assert exclusion.at_fault({"a": [full]}) == {"a": full}
+    assert at_fault({"a": [full], "b": [full]}) == {}
+    assert at_fault({"a": [full, apart], "b": [apart]}) == {"a": full}
+    assert at_fault({"a": [full]}) == {"a": full}
 
 
 def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_alike(
@@ -171,7 +171,7 @@ def test_a_host_that_is_only_unlike_others_is_avoided_only_where_nodes_shall_be_
 ) -> None:
     unlike = Finding("same GPUs: name", "fail", "NVIDIA A100", "NVIDIA X1, as other GPUs", "Ask.")
     ill = Finding("GPU 0: ECC", "fail", "2 errors", "0", "Replace it.")
-    exclusion.exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
+    exclude(str(tmp_path), {"node1": [unlike], "node2": [ill]})
     config = Config(output_dir=str(tmp_path))
     assert excluded_hosts.avoided(JobRequest.of(config)) == ["node2"]
     config.launch.nodes = 2

@@ -9,7 +9,7 @@ import pytest
 
 from hpctrain.errors import ConfigError
 from hpctrain.insight.doctor import login
-from hpctrain.insight.doctor.checks import file_systems, scheduler
+from hpctrain.insight.doctor.checks import file_systems
 from hpctrain.insight.doctor.command import main, settings
 from hpctrain.insight.doctor.finding import Finding
 
@@ -22,9 +22,9 @@ def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_p
     config, _ = settings([f"output_dir={tmp_path}", "launch.time_min=180"])
 
     def found(beyond: str, start: str) -> list[str]:
-        monkeypatch.setattr(scheduler, "beyond_partition", lambda launch, partition: beyond)
-        limit = next(scheduler._partition(config.launch, config.site))
-        return [each.result for each in (limit, scheduler._job(lambda: start))]
+        monkeypatch.setattr(login, "beyond_partition", lambda launch, partition: beyond)
+        limit = next(login._partition(config.launch, config.site))
+        return [each.result for each in (limit, login._job(lambda: start))]
 
     assert found("", "to start at 2026-01-01T00:00:00 on nodes n1") == ["pass", "pass"]
     assert found("the partition allows 120 minutes", "not now, it will wait") == ["fail", "warn"]

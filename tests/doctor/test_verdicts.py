@@ -20,11 +20,8 @@ from hpctrain.insight.doctor import comparison
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
-    gpu_judgements,
-    infiniband,
-    interfaces,
     limits,
-    reach,
+    network,
 )
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe, probe
@@ -66,7 +63,7 @@ def of_link(slowest: float) -> list[Finding]:
 
 def of_names(other: str, rank_0: str) -> list[Finding]:
     ranks = RankInfo("slurm", 0, 0, 0, 2, 1, 2, rank_0, 0, (other,))
-    return [interfaces.host_name(ranks)]
+    return [network.host_name(ranks)]
 
 
 def of_scratch(folder: Path, stage: str) -> list[Finding]:
@@ -83,7 +80,7 @@ def seen(judge: Callable[..., Finding], *given: tuple[Any, ...]) -> Callable[[Pa
 
 def of(name: str, *given: tuple[Any, ...]) -> Callable[[Path], list[Finding]]:
     """Return what a row of the table of GPUs says of readings."""
-    return seen(partial(gpu_judgements.CHECKS[name].finding, name), *given)
+    return seen(partial(gpu_health.CHECKS[name].finding, name, name), *given)
 
 
 # The first letters of the verdicts, in the order of what is looked at.
@@ -125,7 +122,7 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         "pppfpppwpppp",
         lambda _: [*of_link(400), *of_link(600), *of_link(900)],
     ),
-    "InfiniBand library": ("w", lambda _: [infiniband.library()]),
+    "InfiniBand library": ("w", lambda _: [network.infiniband_library()]),
     "locked memory (ulimit -l)": (
         "fwpp",
         seen(limits.locked_memory, (8 * MIB, True), (GIB, True), (8 * MIB, False), (-1, True)),
@@ -154,12 +151,8 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
         lambda folder: [
             found
             for nccl in (True, False)
-            for found in interfaces.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
+            for found in network.interface(None, nccl, {"NCCL_SOCKET_IFNAME": "ib0"}, folder)
         ],
-    ),
-    "TCP to other nodes": (
-        "fpp",
-        lambda _: [*reach.judged({"a": {"b": "refused", "c": "refused"}}, "abc").values()],
     ),
     "output_dir": (
         "fwpwp",
@@ -196,9 +189,9 @@ def test_a_check_fails_and_warns_as_the_table_says(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(infiniband, "_LIBRARY", "libnone.so.1")
+    monkeypatch.setattr(network, "_LIBRARY", "libnone.so.1")
     if name == "NUMA":
-        monkeypatch.setattr(gpu_judgements, "_DEVICES", tmp_path)
+        monkeypatch.setattr(gpu_health, "_DEVICES", tmp_path)
         (tmp_path / "0000:17:00.0").mkdir()
         (tmp_path / "0000:17:00.0" / "local_cpulist").write_text("4000\n")
     if name == "scratch":

@@ -2,7 +2,7 @@
 
 from hpctrain.base.units import GIB
 from hpctrain.config.schema import LoRAConfig, TrainConfig
-from hpctrain.insight.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
+from hpctrain.insight.plan.memory import Fit, margin_of, on_gpu, on_host, worst
 
 
 def test_room_on_a_gpu_and_on_its_host() -> None:

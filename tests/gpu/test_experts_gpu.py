@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hpctrain.models.expert_bank import grouped, one_by_one
+from hpctrain.models.experts import grouped, one_by_one
 from tests.gpu.device import on_gpu
 
 pytestmark = on_gpu

@@ -12,7 +12,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.insight.flops.utilisation import Utilisation, build_utilisation
+from hpctrain.insight.flops.flops import Utilisation, build_utilisation
 from tests.steps import alone
 
 DIGITS = {

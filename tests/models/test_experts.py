@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hpctrain.models import Transformer
-from hpctrain.models.expert_bank import grouped, one_by_one
-from hpctrain.models.experts import Experts
+from hpctrain.models.experts import Experts, grouped, one_by_one
 from tests.bounds import EXACT
 
 

@@ -4,15 +4,15 @@ import logging
 
 import pytest
 
-from hpctrain.insight.doctor.checks.gpu_judgements import CHECKS
-from hpctrain.insight.monitor import gpus
-from hpctrain.insight.monitor.gpus import Gpus
+from hpctrain.insight.doctor.checks.gpu_health import CHECKS
+from hpctrain.insight.monitor import sensors
 from hpctrain.insight.monitor.nvidia import Nvidia
+from hpctrain.insight.monitor.sensors import Gpus
 from tests.monitor.nvml import Nvml
 
 
 def test_all_rows_speak_of_readings_that_there_are() -> None:
-    rows = [*gpus._SENSORS.values(), *CHECKS.values()]
+    rows = [*sensors._SENSORS.values(), *CHECKS.values()]
     assert {reading for reading, *_ in rows} < Nvidia(Nvml()).readings.keys()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.insight.monitor import process, start
+from hpctrain.insight.monitor import process
 from hpctrain.tracking import samples
 from tests.conftest import Completed, run_json, runs
 
@@ -66,13 +66,13 @@ def test_an_attempt_reads_no_gpus_of_the_one_before(
         opened.append(uuids)
         return SimpleNamespace(facts={}, read=dict)
 
-    monkeypatch.setattr(start, "_start", lambda *_: None)
+    monkeypatch.setattr(process, "_start", lambda *_: None)
     monkeypatch.setattr(process, "Gpus", gpus)
     ours = process.MonitorSettings(MonitorConfig(), os.getpid(), 2)
     for attempt in (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], [None, "GPU-d"]):
         for rank, uuid in enumerate(attempt):
             place = SimpleNamespace(local_rank=rank)
-            with start.monitored(MonitorConfig(), tmp_path, place, [uuid] if uuid else []):  # type: ignore[arg-type]
+            with process.monitored(MonitorConfig(), tmp_path, place, [uuid] if uuid else []):  # type: ignore[arg-type]
                 pass
         monitor = process._Monitor(tmp_path, ours)
         monitor._take_gpus()

@@ -1,6 +1,6 @@
 """Makes docs/published.md, tests/plan/published.md, and the numbers of the product.
 
-These are in `hpctrain.insight.plan.predicting.accuracy`.
+These are in errors.yaml beside `hpctrain.insight.plan.predicting.accuracy`.
 
 python -m tests.plan.published_page
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from hpctrain.insight.estimates.hardware import known
 from hpctrain.insight.plan.predicting import accuracy
@@ -86,12 +87,12 @@ def memory_row(run: Run) -> str:
     return row(run, run.gib, memory_of(run))
 
 
-def of_rows(rows: Iterable[str], side: str = "judges") -> tuple[int, ...] | None:
+def of_rows(rows: Iterable[str], side: str = "judges") -> list[int] | None:
     """Return the errors of the rows of a side, as they are printed; None without one."""
     found = [match for line in rows if (match := _ROW.match(line)) and match[1] == side]
     if not found:
         return None
-    return (len(found), *(round(100 * e) for e in spread(int(m[2]) / 100 for m in found)))
+    return [len(found), *(round(100 * e) for e in spread(int(m[2]) / 100 for m in found))]
 
 
 def tables(page: str) -> dict[str, list[str]]:
@@ -165,44 +166,34 @@ def computed() -> dict[str, list[str]]:
 
 
 def product_lines(found: dict[str, list[str]]) -> str:
-    """Return the lines of the product that have the errors of the classes."""
+    """Return the lines of errors.yaml that have the errors of the classes."""
     errors = {
         n: of
         for n, rows in found.items()
         if n not in (*LISTS.values(), MEMORY, APART) and (of := of_rows(rows))
     }
-    of_memory = of_rows(found[MEMORY]) or (0, 0, 0, 0)
-    text = _table("SPEED", errors) + _table("BY_GPU", errors_by_gpu(found))
-    return f"{text}MEMORY = ({', '.join(map(str, of_memory))})\n"
+    of_memory = of_rows(found[MEMORY]) or [0, 0, 0, 0]
+    text = _table("speed", errors) + _table("by gpu", errors_by_gpu(found))
+    return f"{text}memory: {of_memory}\n"
 
 
-def errors_by_gpu(found: dict[str, list[str]]) -> dict[str, tuple[int, ...]]:
+def errors_by_gpu(found: dict[str, list[str]]) -> dict[str, list[int]]:
     """Return the errors of the GPUs that have a file in conf/hardware."""
     errors = {name: of_rows(rows) for name, rows in by_gpu(found).items() if name in known()}
     return {name: of for name, of in errors.items() if of}
 
 
-def _table(name: str, errors: dict[str, tuple[int, ...]]) -> str:
-    lines = [f'    "{each}": ({", ".join(map(str, of))}),\n' for each, of in errors.items()]
-    return f"{name}: dict[str, tuple[int, ...]] = {{\n{''.join(lines)}}}\n"
+def _table(name: str, errors: dict[str, list[int]]) -> str:
+    return f"{name}:\n" + "".join(f"  {each}: {of}\n" for each, of in errors.items())
 
 
 def main() -> None:
     found = computed()
     PAGE.write_text(page(found))
     ROWS.write_text(rows_page(found))
-    assert accuracy.__file__
-    with open(accuracy.__file__, "r+") as file:
-        text = file.read()
-        made = re.sub(
-            r"^SPEED: .*?^MEMORY = .*?\n",
-            product_lines(found),
-            text,
-            flags=re.DOTALL | re.MULTILINE,
-        )
-        file.seek(0)
-        file.truncate()
-        file.write(made)
+    file = Path(accuracy.__file__).with_name("errors.yaml")
+    head = [line for line in file.read_text().splitlines(keepends=True) if line[0] == "#"]
+    file.write_text("".join(head) + product_lines(found))
 
 
 if __name__ == "__main__":

@@ -17,12 +17,12 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.hardware import load
-from hpctrain.insight.plan.budget import Budget, budget_of
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import memory_of
 from hpctrain.insight.plan.model_sizes import ModelSizes
 from hpctrain.insight.plan.plan_command import main, planned_of
+from hpctrain.insight.plan.planned import Budget, budget_of
 from hpctrain.insight.plan.predicting.timing import gather_s, link_of
 from hpctrain.tasks import LanguageModel
 

@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain.insight.report.account import run_account
 from hpctrain.insight.report.account.advice import notes
-from hpctrain.insight.report.account.allocations import Allocation
+from hpctrain.insight.report.account.time_parts import Allocation
 from hpctrain.insight.report.run_tree import tree
 from hpctrain.insight.report.tree import as_json
 from hpctrain.runs.run_dir import RunDir

@@ -2,15 +2,15 @@
 
 import math
 import shutil
+from array import array
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.insight.report.account.history import History
+from hpctrain.insight.report.account.history import History, Series
 from hpctrain.insight.report.plot_command import main
-from hpctrain.insight.report.views.curves import thinned
 from hpctrain.results import columns
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta
@@ -66,7 +66,7 @@ def test_curves_keep_restarts_and_peaks(run: Path) -> None:
     assert [*found.metrics["train/loss"].steps] == [*range(12)]
     values = np.zeros(10_000)
     values[7_654], values[2_000:3_000] = 9.0, math.inf
-    steps, few = thinned(np.arange(10_000.0), values, 200)
+    steps, few = Series(array("q", range(10_000)), array("d", values)).thinned(200)
     assert len(steps) <= 301
     assert np.nanmax(few) == 9.0
     gap = steps[np.isnan(few)]  # it is left open

@@ -12,11 +12,10 @@ from hpctrain.base.terminal.console import Console
 from hpctrain.config.frozen import dump
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.insight.monitor.gpus import Gpus
 from hpctrain.insight.monitor.nvidia import Nvidia
-from hpctrain.insight.report.live import live
-from hpctrain.insight.report.live.live import main, picture
-from hpctrain.insight.report.live.snapshot import snapshot
+from hpctrain.insight.monitor.sensors import Gpus
+from hpctrain.insight.report import live
+from hpctrain.insight.report.live import main, picture, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import samples
 from tests.monitor.nvml import Nvml

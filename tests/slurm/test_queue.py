@@ -34,8 +34,8 @@ from hpctrain.cluster.slurm.sbatch import (
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError
-from hpctrain.insight.doctor.checks.scheduler import checked
-from hpctrain.insight.report.account.allocations import allocations
+from hpctrain.insight.doctor.login import slurm
+from hpctrain.insight.report.account.time_parts import allocations
 from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.runs.state.shared_job import job_of
 
@@ -277,7 +277,7 @@ def test_the_road_of_a_site(
         sbatch="12",
     )
     config = Config(site=SiteConfig(partition=partition), launch=LaunchConfig(chain=chain))
-    findings = {each.check: each for each in checked(config.launch, config.site, str)}
+    findings = {each.check: each for each in slurm(config.launch, config.site, str)}
     found = findings["after a preemption"]
     assert found.found.startswith(road)
     assert found.result == ("warn" if road.startswith("by hand") else "pass")

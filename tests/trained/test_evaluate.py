@@ -17,7 +17,7 @@ from hpctrain.base.terminal import progress_bar
 from hpctrain.config.schema import Config
 from hpctrain.engine.parallel import recipe
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.results import predictor, restored
+from hpctrain.results import predictor, trained_model
 from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import chosen_checkpoint
@@ -150,7 +150,7 @@ def test_predictions_take_the_batches_of_the_split_and_show_how_far_they_are(
             return super().__call__(model, batch)
 
     monkeypatch.setattr(predictor, "_Outputs", Counted)
-    monkeypatch.setattr(restored, "_FIRST_S", 0.0)
+    monkeypatch.setattr(trained_model, "_FIRST_S", 0.0)
     monkeypatch.setattr(progress_bar, "EVERY_S", 0.0)
     capsys.readouterr()
     load_run(run).predict(None, tmp_path / "out", "val")

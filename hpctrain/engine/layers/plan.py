@@ -24,7 +24,7 @@ class Plan:
         last: The modules that the last stage of a pipeline has, in their order.
         experts: The modules whose parameters have one row for each expert along their first
             dimension, and whose inputs are tokens sorted by expert and the number of tokens of each
-            expert (`hpctrain.models.expert_bank.Bank`).
+            expert (`hpctrain.models.experts.Bank`).
         context: Whether the model has an attribute `context` for context parallel.
     """
 

@@ -21,11 +21,8 @@ from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.advice import cures
 
 if TYPE_CHECKING:
-    import torch
-
     from hpctrain.config.schema import Config
-    from hpctrain.insight.bench.parts import Bench, PartFigures
-    from hpctrain.insight.estimates.hardware import Hardware
+    from hpctrain.insight.bench.parts import PartFigures
 
 _CLOSE = 1.1  # a loader that is only so much faster than the steps holds them up now and then
 
@@ -95,7 +92,9 @@ def _measured(
     import torch
 
     from hpctrain.cluster.ranks.variables import export
+    from hpctrain.config.sections import LoopSections
     from hpctrain.engine.distributed.group import process_group
+    from hpctrain.insight.bench.parts import Bench
     from hpctrain.insight.estimates.hardware import of_device
 
     export(config.network, config.train, config.site.env, one_node=ranks.one_node)
@@ -109,38 +108,13 @@ def _measured(
             title = torch.cuda.get_device_name(device) if on_gpu else "CPU"
             config.train.batch_size_ramp = []  # the steps after the ramp are measured
             hardware = of_device(title) if on_gpu else None
-            found = bench_of(config, ranks, device, folder, steps, hardware).measured(parts)
+            bench = Bench(LoopSections.of(config), ranks, device, folder, steps, hardware)
+            found = bench.measured(parts)
     finally:
         if ranks.is_main:
             shutil.rmtree(folder, ignore_errors=True)
     setup = {"device": title, "ranks": ranks.world_size, "nodes": ranks.num_nodes}
     return found, setup | {"torch": str(torch.__version__)}
-
-
-def bench_of(
-    config: Config,
-    ranks: RankInfo,
-    device: torch.device,
-    folder: Path,
-    steps: int,
-    hardware: Hardware | None = None,
-) -> Bench:
-    """Return the benchmark of a config; building a training may write into the folder."""
-    from hpctrain.config.sections import LoopSections
-    from hpctrain.engine.loop import build
-    from hpctrain.engine.parts.clocks import Account
-    from hpctrain.engine.steps.place import Place
-    from hpctrain.insight.bench.parts import Bench
-    from hpctrain.runs.run_dir import RunDir
-    from hpctrain.tracking.tracker import Tracker
-
-    run, account = RunDir(folder), Account(0.0, ranks.world_size)
-    sections = LoopSections.of(config)
-    return Bench(
-        lambda stop: build(Place(sections, run, ranks, device, Tracker(), stop, account)),
-        *(config.model, config.data, config.precision, config.train.global_batch_size),
-        *(ranks, device, steps, hardware),
-    )
 
 
 def _folder(config: Config, ranks: RankInfo) -> Path:

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -18,18 +19,22 @@ import torch
 import torch.distributed as dist
 
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import DataConfig, PrecisionConfig
+from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.loop import Trainer
+from hpctrain.engine.loop import Trainer, build
 from hpctrain.engine.parallel.precision import default_dtype
+from hpctrain.engine.parts.clocks import Account
 from hpctrain.engine.steps.feeds import Feed
+from hpctrain.engine.steps.place import Place
 from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.speeds import synchronise
 from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.flops.flops import flops_of_training
+from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.tracker import Tracker
 
 Batches = Generator[Batch, None, None]
 _DRAIN_S = 10.0
@@ -78,33 +83,24 @@ class PartFigures:
 class Bench:
     """One rank of a benchmark; all ranks call the same methods.
 
-    Attributes:
-        build: Makes the training, which ends early on a stop request.
-        model: The section of the model.
-        feed: That of the data.
-        precision: That of the number formats.
-        samples: Samples of a step of all ranks.
-        ranks: The rank.
-        device: Its device.
-        steps: Steps that are measured.
-        hardware: The hardware, for the MFU; None if it is unknown.
+    Building the training may write into the folder. `steps` are measured; without `hardware` there
+    is no MFU.
     """
 
-    build: Callable[[Stop], Trainer]
-    model: dict[str, Any]
-    feed: DataConfig
-    precision: PrecisionConfig
-    samples: int
+    sections: LoopSections
     ranks: RankInfo
     device: torch.device
+    folder: Path
     steps: int
     hardware: Hardware | None = None
 
     def measured(self, parts: list[str]) -> dict[str, PartFigures]:
         """Return the figures of these parts, the same on all ranks."""
         found: dict[str, PartFigures] = {}
-        with Stop() as stop, default_dtype(self.precision):
-            trainer = self.build(stop)
+        account = Account(0.0, self.ranks.world_size)
+        with Stop() as stop, default_dtype(self.sections.precision):
+            of_run = self.sections, RunDir(self.folder), self.ranks, self.device, Tracker()
+            trainer = build(Place(*of_run, stop, account))
             batches = self._batches(trainer.session.feed)
             with trainer.session.closing(), closing(batches):
                 for part in parts:
@@ -119,20 +115,20 @@ class Bench:
                 count += 1
                 yield batch
             if not count:
-                raise DataError(f"data.path={self.feed.path}: the loader gives no batch")
+                raise DataError(f"data.path={self.sections.data.path}: the loader gives no batch")
             loader.load_state_dict({"consumed": 0})
 
     def data(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure the loader alone."""
         size = _bytes(next(batches))
         # What was read ahead is not the speed of reading.
-        held, end = self.feed.prefetch_mb * 1e6 / max(size, 1), time.monotonic() + _DRAIN_S
+        held, end = self.sections.data.prefetch_mb * 1e6 / max(size, 1), time.monotonic() + _DRAIN_S
         for _ in range(int(held)):
             next(batches)
             if time.monotonic() > end:
                 break
-        seconds = self._seconds(lambda: next(batches))
-        return PartFigures.of(seconds, self.samples, step_bytes=size * self.ranks.world_size)
+        seconds, samples = self._seconds(lambda: next(batches)), self._samples
+        return PartFigures.of(seconds, samples, step_bytes=size * self.ranks.world_size)
 
     def compute(self, trainer: Trainer, batches: Batches) -> PartFigures:
         """Measure steps on one batch, which is read once."""
@@ -149,17 +145,22 @@ class Bench:
         return self._of_steps(seconds, trainer, batch)
 
     def _of_steps(self, seconds: list[list[float]], trainer: Trainer, batch: Batch) -> PartFigures:
-        one = None if self.hardware is None else self.hardware.peak(self.precision.compute)
+        one = None if self.hardware is None else self.hardware.peak(self.sections.precision.compute)
         flops = None
         if one is not None:
-            model = partial(instantiate, "model", self.model)
+            model = partial(instantiate, "model", self.sections.model)
             flops = flops_of_training(model, trainer.train_step.task, batch)
         return PartFigures.of(
             seconds,
-            self.samples,
-            step_flops=None if flops is None else float(flops.training * self.samples),
+            self._samples,
+            step_flops=None if flops is None else float(flops.training * self._samples),
             peak=None if one is None else one * self.ranks.world_size,
         )
+
+    @property
+    def _samples(self) -> int:
+        """The samples of a step of all ranks."""
+        return self.sections.train.global_batch_size
 
     def _seconds(self, work: Callable[[], object]) -> list[list[float]]:
         """Return the times of the steps of each rank."""

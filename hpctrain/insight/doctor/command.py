@@ -1,6 +1,7 @@
 """`python -m hpctrain doctor`: check the cluster from here, or its nodes by a job."""
 
 import argparse
+import json
 import re
 import socket
 import sys
@@ -12,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import OmegaConf
 
+from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
@@ -24,10 +26,9 @@ from hpctrain.errors import ConfigError, LaunchError, NodeError
 from hpctrain.functions import function
 from hpctrain.functions.compose_call import composed
 from hpctrain.functions.function_call import Call
-from hpctrain.insight.doctor import comparison, exclusion, login, table
-from hpctrain.insight.doctor.checks import scheduler
+from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
-from hpctrain.insight.doctor.finding import Finding, worst
+from hpctrain.insight.doctor.finding import Finding, Result, bad, exclude, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
 
@@ -37,6 +38,17 @@ _SECTIONS = (
     *("name", "output_dir"),
 )
 _TIME_MIN = 10  # of the job
+_STYLES: dict[Result, str] = {"pass": "green", "unknown": "dim", "warn": "yellow", "fail": "red"}
+# The columns of the table of nodes.
+_FIGURES = {
+    "matmul TFLOP/s": "matmul_tflops",
+    "memory GB/s": "memory_gb_s",
+    "to GPU GB/s": "to_gpu_gb_s",
+    "in node GB/s": "all_reduce_in_node_bus_gb_s",
+    "all-reduce GB/s": "all_reduce_bus_gb_s",
+    "latency us": "all_reduce_latency_us",
+}
+_Figures = dict[str, dict[str, float]]
 
 
 def main(argv: list[str]) -> int:
@@ -69,11 +81,11 @@ def main(argv: list[str]) -> int:
         raise ConfigError(f"--nodes {options.nodes} and {twice[0]}: give one of them")
     count = [] if options.nodes is None else [f"launch.nodes={options.nodes}"]
     config, here = settings([*options.overrides, *count], options.config_dir)
-    host, figures = socket.gethostname(), dict[str, dict[str, float]]()
+    host, figures = socket.gethostname(), _Figures()
     if options.nodes is None:
         where = config.output_dir, config.data.path, config.tracking
         start = partial(_start, JobRequest.of(config))
-        of_scheduler = scheduler.checked(config.launch, config.site, start)
+        of_scheduler = login.slurm(config.launch, config.site, start)
         policed = config.site.rules, config.monitor.idle_minutes
         places = {host: [*login.checked(*where, of_scheduler, *policed)]}
     else:
@@ -88,11 +100,11 @@ def main(argv: list[str]) -> int:
         )
     result = worst(finding for found in places.values() for finding in found)
     if options.json:
-        table.print_json(result, places, figures)
+        _print_json(result, places, figures)
     else:
-        table.show(places, figures)
+        _show(places, figures)
     if options.nodes is not None:  # a full disk is among the findings, so they are shown first
-        exclusion.exclude(config.output_dir, places)
+        exclude(config.output_dir, places)
     return NodeError.exit_code if result == "fail" else 0
 
 
@@ -133,7 +145,7 @@ def _nodes(
     folder: Path,
     launch: LaunchConfig,
     submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob],
-) -> tuple[Places, dict[str, dict[str, float]]]:
+) -> tuple[Places, _Figures]:
     """Check nodes by one short job; return the findings and the figures of each host.
 
     A refused job, or one that has ended without any answer, is a LaunchError.
@@ -164,6 +176,53 @@ def _add_missing(places: Places, missing: Sequence[int], ranks: int, job_id: str
     for rank in missing:
         number = rank // ranks
         host = hosts[number] if number < len(hosts) else f"node {number} of the job"
-        cure = "See the logs of the job; the node may be down or without memory."
-        finding = Finding("answer", "fail", f"rank {rank} has not answered", "an answer", cure)
+        finding = bad("answer", "fail", f"rank {rank} has not answered")
         places.setdefault(host, []).append(finding)
+
+
+def _show(places: Places, figures: _Figures) -> None:
+    """Print what was found, each cure once; with figures, only what is not well on each node."""
+    shown = {
+        host: [one for one in found if not figures or one.result in ("warn", "fail")]
+        for host, found in places.items()
+    }
+    for host, findings in shown.items():
+        if not findings:
+            continue
+        table = Table("check", "verdict", "found", title=f"{host}: {worst(places[host])}")
+        for one in findings:
+            found = one.found + f"; expected: {one.expected}" * bool(one.expected)
+            table.add_row(one.check, Cell(one.result, _STYLES[one.result]), found)
+        Console().print(table)
+    cures = (one for findings in shown.values() for one in findings if one.cure)
+    lines = [*dict.fromkeys(f"{one.result}: {one.check}: {one.cure}" for one in cures)]
+    every = [one for findings in places.values() for one in findings if figures]
+    if lacking := dict.fromkeys(one.check for one in every if one.result == "unknown"):
+        lines.append(f"unknown (--json says why): {', '.join(lacking)}")
+    for line in lines:
+        Console().print(Cell(line), soft_wrap=True)
+    if figures:
+        _show_figures(places, figures)
+
+
+def _show_figures(places: Places, figures: _Figures) -> None:
+    table = Table("node", "verdict", *_FIGURES, title="nodes", right=range(2, 8))
+    for host, findings in places.items():
+        result, own = worst(findings), figures.get(host, {})
+        cells = (f"{own[name]:,.4g}" if name in own else "" for name in _FIGURES.values())
+        table.add_row(host, Cell(result, _STYLES[result]), *cells)
+    Console().print(table)
+
+
+def _print_json(result: Result, places: Places, figures: _Figures) -> None:
+    """Print one JSON object: the result, the findings by place, and what was measured."""
+    hosts = {
+        place: {"verdict": worst(findings), "findings": [*map(_facts, findings)]}
+        for place, findings in places.items()
+    }
+    print(json.dumps({"verdict": result, "places": hosts, "figures": figures}))
+
+
+def _facts(finding: Finding) -> dict[str, str]:
+    """Return what programs read of a finding, in which its result is the `verdict`."""
+    return {"verdict" if key == "result" else key: text for key, text in asdict(finding).items()}

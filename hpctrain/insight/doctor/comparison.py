@@ -6,30 +6,16 @@ from dataclasses import fields
 from statistics import median
 from typing import Any
 
-from hpctrain.insight.doctor.checks import reach
 from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, bad, bounded, good, judged
 from hpctrain.insight.doctor.probe import Probe
 
 Places = dict[str, list[Finding]]
-DRAIN = "Ask the administrators to drain the node: a GPU does not answer (`nvidia-smi`, `dmesg`)."
-_SAME = {
-    "torch": "Start all nodes from one environment or container: other versions of torch or NCCL "
-    "cannot communicate, or give other numbers.",
-    "InfiniBand": "Ask the administrators to look at the ports of this node (`ibstat`): the other "
-    "nodes have more or faster ones.",
-    "code": "Let all nodes see the same file system; of code in git, jobs have one copy.",
-}
 # A new version of these does not change numbers; administrators update node by node.
 _MAY_DIFFER = ("system", "InfiniBand")
 # Parts of the median of all below which a figure, or the link of a node, is slow.
 _WARNS, _LINK_WARNS, _FAILS = 0.8, 0.7, 0.5
-_LOSES = {
-    "matmul_tflops": "computes more slowly than the others: look for heat, a power limit, or other "
-    "processes on it, and exclude the node until then.",
-    "memory_gb_s": "has slower memory than the others: look for other processes on it.",
-    "to_gpu_gb_s": "has a slower link to its GPU than the others: look at PCIe.",
-}
+_COMPARED = ("matmul_tflops", "memory_gb_s", "to_gpu_gb_s")  # of the figures of a rank
 
 
 def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
@@ -51,13 +37,8 @@ def compared(looks: Sequence[Probe], *, mixed: bool = False) -> Places:
         *(found for group in alike.values() for found in (*_gpus(group), *_figures(group))),
     ):
         places[host].append(finding)
-    lost = {host: found for each in looks for host, found in (each.lost or {}).items()}
-    for seen in (
-        links({} if mixed else _pairs(looks)),
-        reach.judged(lost, places) if lost else {},
-    ):
-        for host, finding in seen.items():
-            places[host].append(finding)
+    for host, finding in links({} if mixed else _pairs(looks)).items():
+        places[host].append(finding)
     return places
 
 
@@ -72,9 +53,9 @@ def _versions(looks: Sequence[Probe], mixed: bool) -> Iterable[tuple[str, Findin
         others = {n: v for n, v in usual.items() if versions.get(n, "missing") != v}
         for name, value in others.items():
             result: Result = "warn" if name in _MAY_DIFFER else "fail"
-            cure = _SAME.get(name, "Start all nodes from one environment or container.")
-            found, expected = versions.get(name, "missing"), f"{value}, as on most nodes"
-            yield host, Finding(f"same {name}", result, found, expected, cure)
+            kind = f"same {name}" if name in ("torch", "InfiniBand", "code") else "same versions"
+            found = versions.get(name, "missing")
+            yield host, bad(kind, result, found, f"same {name}", usual=value)
         if not others:
             shown = f"torch {versions.get('torch', '')}, code {versions.get('code', '')}"
             yield host, good("same versions", shown)
@@ -89,8 +70,8 @@ def _number_of_gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
         given = max(each.gpus_given for each in ranks)
         if given and len(ranks) == ranks[0].peers:  # a rank that is missing is named elsewhere
             seen = len({uuid for each in ranks for uuid in each.uuids})
-            well, cure = seen >= given, f"{DRAIN} Ranks that see the same GPU are named elsewhere."
-            yield host, judged("number of GPUs", well, f"{seen}", f"{given}", cure, "fail")
+            well = seen >= given
+            yield host, judged("number of GPUs", well, f"{seen}", "fail", given=given)
 
 
 def _gpus(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
@@ -114,36 +95,22 @@ def _differs(name: str, value: Any, usual: Any) -> Finding:
     # A card without any link may be the one that has no bridge, and drivers are renewed node by
     # node.
     stops = name in ("name", "memory_bytes") or (name == "nvlinks" and value)
-    result: Result = "fail" if stops else "warn"
-    cure = (
-        "Ask for one kind of GPU (site.gpu_type, site.constraint), or exclude the node "
-        "(+site.sbatch.exclude=HOST): the slowest GPU sets the pace."
-    )
-    if name == "driver":
-        cure = "Nothing, if the administrators renew the drivers node by node."
-    if name == "nvlinks":
-        cure = "Ask the administrators to drain the node: a link is down (`nvidia-smi nvlink -s`)."
-    return Finding(f"same GPUs: {name}", result, f"{value}", f"{usual}, as other GPUs", cure)
+    check = f"same GPUs: {name}"
+    kind = check if name in ("driver", "nvlinks") else "same GPUs"
+    return bad(kind, "fail" if stops else "warn", f"{value}", check, usual=usual)
 
 
 def _figures(looks: Sequence[Probe]) -> Iterable[tuple[str, Finding]]:
-    for name, loss in _LOSES.items():
+    for name in _COMPARED:
         # Of a CPU, these depend on what else runs there, and are only shown.
         values = [
             (each, each.figures[name]) for each in looks if name in each.figures and each.gpus
         ]
         middle = median(value for _, value in values) if values else 0.0
+        bounds = _FAILS * middle, _WARNS * middle
         for each, value in values:
-            finding = bounded(
-                f"rank {each.rank}: {name}",
-                value,
-                f"{value:.4g}",
-                fail_below=_FAILS * middle,
-                warn_below=_WARNS * middle,
-                expected=f"the median, {middle:.4g}",
-                cure=f"This rank {loss}",
-            )
-            yield each.host, finding
+            check = f"rank {each.rank}: {name}"
+            yield each.host, bounded(name, value, f"{value:.4g}", bounds, check, middle=middle)
 
 
 def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
@@ -160,15 +127,8 @@ def links(speeds: Mapping[tuple[str, str], float]) -> dict[str, Finding]:
             found[node] = good("link to other nodes", shown)
             continue
         middle = median(others)
-        found[node] = bounded(
-            "link to other nodes",
-            own,
-            shown,
-            fail_below=_FAILS * middle,
-            warn_below=_LINK_WARNS * middle,
-            expected=f"the median of the other nodes, {middle:,.0f} MB/s",
-            cure="Ask the administrators to look at cable, port and adapter of this node.",
-        )
+        bounds = _FAILS * middle, _LINK_WARNS * middle
+        found[node] = bounded("link to other nodes", own, shown, bounds, middle=middle)
     return found
 
 

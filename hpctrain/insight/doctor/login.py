@@ -1,14 +1,16 @@
 """All checks of a login node: versions, Slurm, storage, and the MLflow store."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from hpctrain.cluster.slurm import excluded_hosts
-from hpctrain.config.schema import TrackingConfig
-from hpctrain.errors import ConfigError, TrackingError
+from hpctrain.cluster.slurm import excluded_hosts, release, sbatch
+from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
+from hpctrain.cluster.slurm.queue import UnreachableError, ask
+from hpctrain.config.schema import LaunchConfig, SiteConfig, TrackingConfig
+from hpctrain.errors import ConfigError, HpctrainError, TrackingError
 from hpctrain.insight.doctor.checks import file_systems, installed
-from hpctrain.insight.doctor.finding import Finding, good, judged, unknown
+from hpctrain.insight.doctor.finding import Finding, bad, good, judged, unknown
 from hpctrain.insight.estimates import site_rules
 from hpctrain.tracking import store
 
@@ -38,12 +40,11 @@ def _rules(path: str | None, idle_minutes: float) -> Iterator[Finding]:
     try:
         rules = site_rules.read(path)
     except ConfigError as error:
-        yield Finding("site.rules", "fail", str(error), "rules", "Correct the file.")
+        yield bad("rules", "fail", str(error), "site.rules")
         return
     most = rules["idle_job"].limit if "idle_job" in rules else math.inf
-    cure = f"Set monitor.idle_minutes to less than {most:g}: else the site sees it first."
     shown = "; ".join(rule.says for rule in rules.values())
-    yield judged("site.rules", idle_minutes < most, shown, f"idle_minutes below {most:g}", cure)
+    yield judged("site.rules", idle_minutes < most, shown, most=most)
 
 
 def _data(path: str) -> Iterator[Finding]:
@@ -60,11 +61,7 @@ def _excluded(output_dir: str) -> Finding:
     if not hosts:
         return good("excluded nodes", "none")
     shown = ", ".join(f"{host} ({facts.why})" for host, facts in sorted(hosts.items()))
-    cure = (
-        "New jobs avoid them until they pass a check: `python -m hpctrain doctor --nodes 1 "
-        f"+site.sbatch.nodelist={min(hosts)}`."
-    )
-    return Finding("excluded nodes", "warn", shown, "none", cure)
+    return bad("excluded nodes", "warn", shown, host=min(hosts))
 
 
 def mlflow_store(tracking: TrackingConfig) -> Finding:
@@ -78,7 +75,57 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
             return good(check, f"{uri} is made by the first run")
         takes = store.check_store(uri, tracking.experiment)
     except TrackingError as error:
-        return Finding(check, "fail", str(error), "a store", "Correct tracking.uri.")
-    cure = "Start the server; `status --upload` uploads what waits in journals until then."
+        return bad(check, "fail", str(error))
     said = "takes runs" if takes else "takes no runs now: the log says why"
-    return judged(check, takes, f"{uri} {said}", "a store that takes runs", cure)
+    return judged("MLflow server", takes, f"{uri} {said}", check=check)
+
+
+def slurm(
+    launch: LaunchConfig, site: SiteConfig, start_of_job: Callable[[], str]
+) -> Iterator[Finding]:
+    """Check whether Slurm answers, and would run the jobs of this config.
+
+    `start_of_job` asks it when a job of the config would start.
+    """
+    if not sbatch.available():
+        yield unknown(
+            "Slurm",
+            "no sbatch on the PATH",
+            "This host cannot submit jobs: runs train on this machine; on a cluster, log in to a "
+            "login node or load its module.",
+        )
+        return
+    answer = ask("scontrol", "ping", quiet=True)
+    if answer is None or " is UP" not in answer:
+        yield bad("Slurm's controller", "fail", " ".join((answer or "no answer").split()))
+        return
+    up = [line.strip() for line in answer.splitlines() if " is UP" in line]
+    yield good("Slurm's controller", ", ".join([release.words() or "version unknown", *up]))
+    yield from _partition(launch, site)
+    yield _job(start_of_job)
+
+
+def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
+    """Check what the partition allows a job: its time, and to come back."""
+    beyond = beyond_partition(launch, site.partition)
+    shown = beyond or f"{launch.time_min} minutes (launch.time_min)"
+    yield judged("time limit", not beyond, shown, "fail")
+    check, found = "after a preemption", road(site, launch.chain)
+    if not found.name:
+        yield unknown(check, "scontrol does not answer")
+    elif found.name == "by hand":
+        yield bad(check, "warn", f"by hand: {found.why}")
+    else:
+        yield good(check, ": ".join(filter(None, (found.name, found.why))))
+
+
+def _job(start_of_job: Callable[[], str]) -> Finding:
+    """Ask Slurm whether it would run a job of this config."""
+    check = "a job of this config"
+    try:
+        start = start_of_job()
+        return judged("start", not start.startswith("not now"), start, check=check)
+    except UnreachableError as error:
+        return unknown(check, str(error))
+    except HpctrainError as error:
+        return bad(check, "fail", str(error))

@@ -8,7 +8,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,13 +20,11 @@ from hpctrain.config.schema import DataConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import (
     file_systems,
     gpu_health,
-    infiniband,
     installed,
-    interfaces,
     limits,
+    network,
 )
-from hpctrain.insight.doctor.checks.gpu_health import GpuFacts
-from hpctrain.insight.doctor.checks.gpu_judgements import OTHERS
+from hpctrain.insight.doctor.checks.gpu_health import OTHERS, GpuFacts
 from hpctrain.insight.doctor.finding import Finding, unknown
 from hpctrain.insight.monitor.nvidia import Nvidia
 
@@ -82,16 +80,10 @@ class Probe:
     uuids: list[str] = field(default_factory=list)
     gpus_given: int = 0  # that its node should have; 0 if not counted
     peers: int = 1  # ranks on its node
-    # Which nodes each does not reach by TCP, and why; None if nobody tried.
-    lost: dict[str, dict[str, str]] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the look as JSON."""
-        return asdict(self)
 
     @classmethod
     def of_json(cls, facts: dict[str, Any]) -> Self:
-        """Return the look that `to_json` has written; one of another form is a DamageError."""
+        """Return the look whose facts are these; one of another form is a DamageError."""
         return convert(cls, facts, "the answer of a rank")
 
 
@@ -119,7 +111,7 @@ def probe(
         findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}
     if ranks.local_rank == 0:
-        versions = installed.versions() | {"InfiniBand": infiniband.rates()}
+        versions = installed.versions() | {"InfiniBand": network.infiniband_rates()}
     return Probe(
         socket.gethostname(),
         ranks.rank,
@@ -143,13 +135,13 @@ def own_gpus(uuids: list[str], ranks: RankInfo) -> list[int]:
 def _of_node(
     asked: Expectation, ranks: RankInfo, uuids: list[str], disks: bool, nccl: bool
 ) -> Iterator[Finding]:
-    by_infiniband = nccl and ranks.num_nodes > 1 and infiniband.is_used()
+    by_infiniband = nccl and ranks.num_nodes > 1 and network.uses_infiniband()
     if by_infiniband:
-        yield (found := infiniband.library())
+        yield (found := network.infiniband_library())
         by_infiniband = found.result == "pass"
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
-    yield interfaces.host_name(ranks)
-    yield from interfaces.interface(asked.interface, nccl)
+    yield network.host_name(ranks)
+    yield from network.interface(asked.interface, nccl)
     if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)

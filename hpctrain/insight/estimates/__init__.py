@@ -1,7 +1,7 @@
 """What is known of a run before it is queued, without torch.
 
     conf/hardware ── hardware ── what a machine can do, for plan, MFU and cost
-    advice, memory_fit ── what could be changed, and whether there is room: `plan`, `report`
+    advice, right_size ── what could be changed: `plan`, `report`, `status`
 
 A login node imports all of it. What is not known is left out, and never guessed.
 """

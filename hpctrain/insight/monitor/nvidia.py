@@ -1,6 +1,6 @@
 """NVIDIA's GPUs by NVML. A GPU is known by its UUID: NVML, CUDA and Slurm number GPUs differently.
 
-monitor.gpus              rows (sensor, reading, metrics)   ──┬── Nvidia ── pynvml
+monitor.sensors           rows (sensor, reading, metrics)   ──┬── Nvidia ── pynvml
 doctor.checks.gpu_health  rows (check, reading, judgement)  ──┘
 
 Of a MIG instance only the memory is its own. Power, clocks and use are those of the whole GPU,

@@ -1,7 +1,9 @@
 """The monitor: a process that samples the sensors of one node until the training ends.
 
-Rank 0 of each node starts it, and holds the other end of its standard input: that ends with the
-rank, however the rank ends. It imports neither torch nor mlflow.
+    rank with local_rank 0 ── starts the process, and ends it by closing its standard input
+    every rank             ── writes the UUIDs of the GPUs that it has been given
+
+Its standard input ends with the rank, however the rank ends. It imports neither torch nor mlflow.
 """
 
 import logging
@@ -13,32 +15,33 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
 from msgspec import json
 
 from hpctrain.base.files.disk import text_of, write_atomically
-from hpctrain.base.files.record import Count, Record
+from hpctrain.base.files.record import Count, Record, written
 from hpctrain.base.names.run_record import Progress
 from hpctrain.base.processes import child
+from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.errors import DamageError
 from hpctrain.insight.monitor.cgroup import JobCgroup
-from hpctrain.insight.monitor.gpus import Gpus
-from hpctrain.insight.monitor.sensors import Sensors
+from hpctrain.insight.monitor.sensors import Gpus, Sensors
 from hpctrain.runs.state import stop_request
 from hpctrain.tracking import samples
 
 log = logging.getLogger(__name__)
 
+_END_S = 3.0  # the last sample is taken within this time, unless a sensor hangs
 _USE = "utilization_percentage"
 _CORES = f"cpu_{_USE}"
 
 
-def gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
+def _gpu_file(run_dir: Path, node: str, local_rank: int) -> Path:
     """Return the file in which a rank of a node writes the UUIDs of the GPUs that it was given."""
     return samples.folder(run_dir) / f"{node}.{local_rank}.gpus"
 
@@ -135,7 +138,7 @@ class _Monitor:
     def _take_gpus(self) -> None:
         """Open the GPUs that the ranks have named; the ranks of a node do that one by one."""
         ranks = range(self._given.ranks)  # one without a GPU has no file
-        named = (text_of(gpu_file(self._run, self._node, each)).split() for each in ranks)
+        named = (text_of(_gpu_file(self._run, self._node, each)).split() for each in ranks)
         uuids = list(dict.fromkeys(chain.from_iterable(named)))
         if uuids != self._uuids:
             self._uuids, gpus = uuids, Gpus(uuids)
@@ -160,6 +163,56 @@ class _Monitor:
         write_atomically(samples.folder(self._run) / f"{self._node}.idle", text + "\n")
         if config.idle_action == "stop":
             stop_request.write(self._run, f"{stop_request.IDLE} ({text}; monitor.idle_action=stop)")
+
+
+@contextmanager
+def monitored(
+    config: MonitorConfig, run_dir: Path, ranks: RankInfo, uuids: Sequence[str]
+) -> Iterator[None]:
+    """Sample the sensors of this node during the context. A failure to do so is only a warning.
+
+    The first rank of each node starts the monitor, for the GPUs of the job that it knows.
+    """
+    if not config.enabled:
+        yield
+        return
+    with suppress(OSError):
+        samples.folder(run_dir).mkdir(exist_ok=True)
+        _name_gpus(_gpu_file(run_dir, socket.gethostname(), ranks.local_rank), uuids)
+    process = _start(config, run_dir, ranks) if ranks.local_rank == 0 else None
+    try:
+        yield
+    finally:
+        if process is not None:
+            process.end(_END_S)
+
+
+def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
+    """Write the UUIDs of a rank, in the place of those of an attempt before.
+
+    That one may have had other GPUs of this node, which are another job's by now.
+    """
+    if uuids:
+        write_atomically(file, "\n".join(uuids) + "\n", sync=False)
+    else:
+        file.unlink(missing_ok=True)
+
+
+def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> child.Child | None:
+    # Where the ranks are in no control group of a job, they descend from their launcher.
+    above = os.getppid() if ranks.local_world_size > 1 else os.getpid()
+    job = MonitorSettings(config, above, max(1, ranks.local_world_size))
+    try:
+        return child.Child(
+            __name__,
+            *(str(run_dir), written(job)),
+            cwd=run_dir,
+            log_file=samples.folder(run_dir) / f"{socket.gethostname()}.log",
+            OMP_NUM_THREADS="1",
+        )
+    except OSError as error:
+        log.warning("the sensors of this node are not read: %s", error)
+        return None
 
 
 def _ends_within(seconds: float) -> bool:

@@ -8,8 +8,6 @@ from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import Hardware, of_section
-from hpctrain.insight.estimates.memory_fit import margin_of
-from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
     of_shape,
@@ -17,7 +15,8 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
     samples_of_epoch,
 )
 from hpctrain.insight.plan.layouts import of_command_line
-from hpctrain.insight.plan.planned import PlannedTraining
+from hpctrain.insight.plan.memory import margin_of
+from hpctrain.insight.plan.planned import PlannedTraining, budget_of
 from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS

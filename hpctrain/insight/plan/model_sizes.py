@@ -1,8 +1,6 @@
 """The shapes of a model's parameters, as far as a formula of memory needs them.
 
-    model, blocks, plan of tensor and expert parallel ── shapes of one rank ── elements of a part
-
-This module does not import torch, so that a login node can use it.
+model, blocks, plan of tensor and expert parallel ── shapes of one rank ── elements of a part
 """
 
 from __future__ import annotations

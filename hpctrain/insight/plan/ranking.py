@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import Hardware
-from hpctrain.insight.estimates.memory_fit import on_gpu
 from hpctrain.insight.plan.layouts import Layout, layouts
+from hpctrain.insight.plan.memory import on_gpu
 from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator
 

@@ -18,14 +18,12 @@ def main(argv: list[str]) -> int:
     """Write the project, print what to do next, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m hpctrain new", description=__doc__)
     parser.add_argument("dir", type=Path, help="a folder that does not exist, or is empty")
-    parser.add_argument("--name", help="of the package and of the runs; by default that of DIR")
-    asked = parser.parse_args(argv)
-    folder: Path = asked.dir
-    name = asked.name or re.sub(r"[-. ]", "_", folder.resolve().name)
+    folder: Path = parser.parse_args(argv).dir
+    name = re.sub(r"[-. ]", "_", folder.resolve().name)
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise ConfigError(
-            f"--name: {name!r} is no name of a package: small letters, digits and _, and a letter "
-            "first"
+            f"{folder}: {name!r} is no name of a package: small letters, digits and _, and a "
+            "letter first"
         )
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ConfigError(f"{folder}: it exists already; a project is written into a new folder")

@@ -34,12 +34,12 @@ def compared(paths: Sequence[Path]) -> tuple[str, list[Section]]:
 def _tree(left: RunAccount, right: RunAccount) -> list[Section]:
     """Return what differs between two runs, and where they part."""
     left_out: list[str] = []
-    config = _differing(flat(left.config), flat(right.config))
+    config = differing(flat(left.config), flat(right.config))
     data = [each.facts.record.data_digest or "unknown" for each in (left, right)]
     folders = [each.facts.path / "provenance" for each in (left, right)]
     code = _code(folders[0], folders[1], left_out)
     versions = [_versions(text_of(folder / "packages.txt")) for folder in folders]
-    packages = _differing(versions[0], versions[1]) if all(versions) else {}
+    packages = differing(versions[0], versions[1]) if all(versions) else {}
     if not all(versions):
         left_out.append("packages: a run has no record of them (it has not begun)")
     partings, last, shared = _metrics(left, right)
@@ -86,7 +86,7 @@ def _table(title: str, names: list[str], rows: Mapping[str, tuple[Any, Any]]) ->
     return Rows.of(title, ["key", *names], shown)
 
 
-def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """Return both values by key, where they differ; None where there is no such key."""
     return {
         key: (a.get(key), b.get(key))

@@ -17,8 +17,7 @@ from hpctrain.base.terminal.terminal import printable
 from hpctrain.commands.select import add_dir, select
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
-from hpctrain.insight.report.views import output
-from hpctrain.insight.report.views.curves import thinned
+from hpctrain.insight.report.report_command import check_file, write_file
 from hpctrain.tracking.journal import journal_path
 
 _FIRST = ("train/loss", "val/loss", "val/accuracy", "train/lr", "train/grad_norm")
@@ -42,7 +41,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="a .png file")
     options = parser.parse_args(argv)
     if options.out:
-        output.check("--out", options.out, ".png")
+        check_file("--out", options.out, ".png")
     paths = select(options.dir, options.runs, several=True)
     # Of many runs some have not begun; one of them stops no picture of the others.
     tracked = [path for path in paths if journal_path(path).is_file()]
@@ -56,7 +55,7 @@ def main(argv: list[str]) -> int:
 
         restarts = [step for history in runs.values() for step in history.restarts]
         drawn = [charts.metric_chart(metric, lines, restarts) for metric, lines in curves.items()]
-        output.write(options.out, charts.png(drawn, ", ".join(runs)))
+        write_file(options.out, charts.png(drawn, ", ".join(runs)))
         print(options.out)
         return 0
     console = Console()
@@ -84,7 +83,7 @@ def _draw(title: str, curves: Mapping[str, Series], width: int) -> Text:
     points = [
         (x, y, number)
         for number, each in enumerate(curves.values())
-        for x, y in zip(*thinned(each.steps, each.values, 2 * width), strict=True)
+        for x, y in zip(*each.thinned(2 * width), strict=True)
         if math.isfinite(y)
     ]
     text = Text(printable(title), "bold")

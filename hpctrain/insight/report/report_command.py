@@ -9,16 +9,18 @@ report --compare RUN RUN   what differs, and where they part
 import argparse
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.files.disk import temporary
 from hpctrain.base.terminal.console import Console, print_json
 from hpctrain.commands import select
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report import compare_tree, run_tree, sweep_tree
 from hpctrain.insight.report.account.run_account import RunAccount, read
 from hpctrain.insight.report.tree import Section, as_json
-from hpctrain.insight.report.views import output, terminal_view
+from hpctrain.insight.report.views import terminal_view
 from hpctrain.search.standing import Standing
 
 
@@ -26,7 +28,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the reports of runs; return the exit code."""
     options = _parse(argv)
     if options.html:
-        output.check("--html", options.html)
+        check_file("--html", options.html)
     paths = select.select(options.dir, options.runs, several=not options.compare)
     if options.compare:
         title, sections = compare_tree.compared(paths)
@@ -40,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     if options.html:
         from hpctrain.insight.report.views import html_view
 
-        output.write(options.html, html_view.page(title, sections))
+        write_file(options.html, html_view.page(title, sections))
     return 0
 
 
@@ -113,3 +115,24 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         "--over", metavar="KEY", help="mean and interval over the values of a key, such as seed"
     )
     return parser.parse_args(argv)
+
+
+def check_file(option: str, file: Path, ending: str = "") -> None:
+    """Check that a file can be made, before runs are read; raise a ConfigError if not."""
+    if ending and file.suffix.lower() != ending:
+        raise ConfigError(f"{option} {file}: it must end in {ending}; `report --html` makes a page")
+    if not file.resolve().parent.is_dir() or file.is_dir():
+        raise ConfigError(f"{option} {file}: no file can be written there")
+    if find_spec("matplotlib") is None:
+        raise ConfigError(f"{option} needs the package matplotlib: pip install 'hpctrain[prep]'")
+
+
+def write_file(file: Path, content: str | bytes) -> None:
+    """Write a file, at once; raise a StorageError if that is impossible."""
+    unfinished = temporary(file)
+    try:
+        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
+        unfinished.replace(file)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise StorageError(f"{file}: cannot be written ({error.strerror})") from error

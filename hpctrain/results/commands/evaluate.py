@@ -5,7 +5,6 @@ import json
 import logging
 import sys
 import time
-from typing import Any
 
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.names.step_names import step_of
@@ -53,7 +52,11 @@ def main(argv: list[str]) -> int:
         "data": reference(options.data or run.config.data.path),
         "metrics": means,
     }
-    _show(result, f"split {split}", as_json=options.json)
+    if options.json:
+        print(json.dumps(result), file=exact())
+    else:
+        print(f"{run.path.name}, step {step_of(checkpoint)}, split {split}:")
+        print("".join(f"  {name:<20} {value:.6g}\n" for name, value in means.items()), end="")
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     kept = run.path / "evaluations" / f"{checkpoint.name}-{split}-{stamp}.json"
     try:
@@ -61,15 +64,6 @@ def main(argv: list[str]) -> int:
     except OSError as error:
         raise StorageError(f"{kept}: the result is not kept ({error.strerror})") from error
     return 0
-
-
-def _show(result: dict[str, Any], what: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result), file=exact())
-        return
-    print(f"{result['run']}, step {result['step']}, {what}:")
-    for name, value in result["metrics"].items():
-        print(f"  {name:<20} {value:.6g}")
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:

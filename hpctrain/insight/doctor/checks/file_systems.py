@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import GIB
-from hpctrain.insight.doctor.finding import Finding, bounded, good, judged
+from hpctrain.insight.doctor.finding import Finding, bad, bounded, good, judged
 
 _FAIL_FREE, _WARN_FREE = 1 * GIB, 10 * GIB
 _PROBE_BYTES = 16 << 20
@@ -34,36 +34,28 @@ def checked(name: str, folder: Path, *, write: bool = True) -> Iterator[Finding]
                 os.fsync(file.fileno())
             yield locks(name, why_no_locks(there))
     except OSError as error:
-        cure = f"Let {name} name a folder in which you may write and whose quota is not used up."
-        yield Finding(f"{name}: writing", "fail", f"{there}: {error.strerror}", "a file", cure)
+        found = f"{there}: {error.strerror}"
+        yield bad("writing", "fail", found, f"{name}: writing", name=name)
 
 
 def free_space(name: str, free: int, total: int) -> Finding:
     """Judge the free bytes of a file system of `total` bytes."""
-    return bounded(
-        f"{name}: free space",
-        free,
-        f"{decimal(free)} of {decimal(total)}",
-        fail_below=_FAIL_FREE,
-        warn_below=min(_WARN_FREE, total // 10),
-        expected="10 GiB or a tenth of the disk",
-        cure=f"Delete what is not needed (`python -m hpctrain gc`), or move {name} elsewhere.",
-    )
+    found, check = f"{decimal(free)} of {decimal(total)}", f"{name}: free space"
+    bounds = _FAIL_FREE, min(_WARN_FREE, total // 10)
+    return bounded("free space", free, found, bounds, check, name=name)
 
 
 def locks(name: str, why_not: str) -> Finding:
     """Judge whether all hosts can lock files; `why_not` says why they cannot."""
-    cure = f"Let {name} be on a file system with locks: else two jobs can write into one run."
-    return judged(f"{name}: file locks", not why_not, why_not or "work", "flock", cure)
+    found, check = why_not or "work", f"{name}: file locks"
+    return judged("file locks", not why_not, found, check=check, name=name)
 
 
 def readable(folder: Path) -> Finding:
     """Check the folder of a data set."""
-    found, cure = f"{folder}, {kind_of(folder)}", ""
     try:
         if "index.json" not in os.listdir(folder):
-            found = f"{folder} has no index.json"
-            cure = "Write it with `python -m data_prep`, or correct the path."
+            return bad("no index", "fail", f"{folder} has no index.json", "data.path")
     except OSError as error:
-        found, cure = f"{folder}: {error.strerror}", f"Correct data.path={folder}."
-    return judged("data.path", not cure, found, "a data set", cure, "fail")
+        return bad("data.path", "fail", f"{folder}: {error.strerror}", folder=folder)
+    return good("data.path", f"{folder}, {kind_of(folder)}")

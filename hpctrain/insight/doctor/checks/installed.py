@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpctrain import __version__
 from hpctrain.insight.doctor.environment import installed_version
-from hpctrain.insight.doctor.finding import Finding, good
+from hpctrain.insight.doctor.finding import Finding, bad, good
 from hpctrain.runs.code.provenance import packages
 
 _PACKAGES = ("torch", "mlflow", "h5py", "hydra-core", "submitit")
@@ -47,7 +47,10 @@ def checked() -> list[Finding]:
     findings = [good("versions", ", ".join(f"{k} {v}" for k, v in shown.items()))]
     spec = find_spec("torch")  # which imports nothing
     if spec and spec.origin and not _keeps_bytecode(Path(spec.origin)):
-        findings.append(_no_bytecode(Path(spec.origin).parent))
+        folder = Path(spec.origin).parent
+        names = {"python": sys.executable, "folder": str(folder.parent)}
+        found = f"none in {folder}, and none can be kept: each start takes a minute more"
+        findings.append(bad("bytecode of torch", "warn", found, "bytecode of torch", **names))
     return findings
 
 
@@ -56,14 +59,3 @@ def _keeps_bytecode(source: Path) -> bool:
     cached = Path(cache_from_source(source))
     may_write = os.access(next(folder for folder in cached.parents if folder.exists()), os.W_OK)
     return cached.exists() or (may_write and not sys.dont_write_bytecode)
-
-
-def _no_bytecode(folder: Path) -> Finding:
-    return Finding(
-        "bytecode of torch",
-        "warn",
-        f"none in {folder}, and none can be kept: each start compiles the source, about a minute",
-        "compiled files (__pycache__)",
-        f"As the owner of the folder: `{sys.executable} -m compileall -q -j 0 {folder.parent}`; uv "
-        "has --compile-bytecode.",
-    )

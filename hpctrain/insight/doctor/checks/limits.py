@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rich.filesize import decimal
 
 from hpctrain.base.units import GIB, MIB
-from hpctrain.insight.doctor.finding import Finding, Result, bounded, good, judged
+from hpctrain.insight.doctor.finding import Finding, Result, bad, bounded, good, judged
 
 # NCCL and torch pass data between the ranks of a node through /dev/shm; Docker's default is 64 MiB,
 # and NCCL's guide advises 1 GiB, as the notes of HugeCTR and TensorRT-LLM quote it
@@ -28,44 +28,25 @@ def checked(gpu_ranks: int, infiniband: bool) -> Iterator[Finding]:
 
 def cpus(count: int, real: int, asked: int) -> Finding:
     """Judge the CPUs that a rank may use against `launch.cpus_per_task`; `real` are its cores."""
-    cure = (
-        "Unset SLURM_CPU_BIND in your shell and set site.srun=[--cpu-bind=cores], so that srun "
-        "gives each rank its own."
-    )
-    found, expected = f"{count} CPUs, {real} cores", f"{asked} (launch.cpus_per_task)"
     otherwise: Result = "fail" if 2 * count <= asked else "warn"
-    return judged("CPU cores", count >= asked, found, expected, cure, otherwise)
+    found = f"{count} CPUs, {real} cores"
+    return judged("CPU cores", count >= asked, found, otherwise, asked=asked)
 
 
 def shared_memory(size: int, free: int, gpu_ranks: int = 0) -> Finding:
     """Judge /dev/shm by its free bytes; it should be larger for several ranks with GPUs."""
     least = _WARN_SHM_GPUS if gpu_ranks > 1 and size < _WARN_SHM_GPUS else _WARN_SHM
-    return bounded(
-        "/dev/shm",
-        free,
-        f"{decimal(free)} free of {decimal(size)}",
-        fail_below=_FAIL_SHM,
-        warn_below=least,
-        expected=f"{decimal(least)} free",
-        cure="Start the container with more (`--shm-size=1g`, `--ipc=host`), or let the "
-        "administrators delete files that jobs have left there.",
-    )
+    found, bounds = f"{decimal(free)} free of {decimal(size)}", (_FAIL_SHM, least)
+    return bounded("/dev/shm", free, found, bounds, least=decimal(least))
 
 
 def open_files(soft: int, hard: int) -> Finding:
     """Judge `ulimit -n`."""
     count = float("inf") if soft == resource.RLIM_INFINITY else soft
-    return bounded(
-        "open files (ulimit -n)",
-        count,
-        f"{count:,}",
-        fail_below=_FAIL_FILES,
-        warn_below=_WARN_FILES,
-        expected=f"at least {_WARN_FILES:,}",
-        cure=f"Add `ulimit -n {_WARN_FILES}` to site.setup."
-        if hard == resource.RLIM_INFINITY or hard >= _WARN_FILES
-        else f"Ask the administrators for a higher hard limit, which is {hard:,} here.",
-    )
+    check, bounds = "open files (ulimit -n)", (_FAIL_FILES, _WARN_FILES)
+    own = hard == resource.RLIM_INFINITY or hard >= _WARN_FILES  # the user may set it
+    kind = check if own else "hard limit of files"
+    return bounded(kind, count, f"{count:,}", bounds, check, least=_WARN_FILES, hard=hard)
 
 
 def locked_memory(soft: int, has_infiniband: bool) -> Finding:
@@ -76,9 +57,4 @@ def locked_memory(soft: int, has_infiniband: bool) -> Finding:
     found = decimal(soft)
     if not has_infiniband:
         return good(check, f"{found}; only InfiniBand between GPUs of several nodes needs more")
-    cure = (
-        "Let slurmd start with LimitMEMLOCK=infinity (administrators), and submit from a shell "
-        "whose own limit is not lower (PropagateResourceLimits)."
-    )
-    expected = "unlimited, because there is InfiniBand"
-    return Finding(check, "fail" if soft < _LOCKED else "warn", found, expected, cure)
+    return bad(check, "fail" if soft < _LOCKED else "warn", found)

@@ -5,15 +5,15 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.errors import HpctrainError
-from hpctrain.insight.doctor.checks import interfaces, reach
-from hpctrain.insight.doctor.finding import Finding, unknown
+from hpctrain.insight.doctor.checks import network
+from hpctrain.insight.doctor.finding import bad
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe
 
 _TIMEOUT_S = 60
@@ -24,7 +24,7 @@ _OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """Return what this rank of `doctor --nodes` has seen and measured, as JSON.
 
-    `asked` is an `Expectation` as JSON. The ranks tell each other something in the folder.
+    `asked` is an `Expectation` as JSON. The folder keeps the secret by which the ranks meet.
     """
     given = Expectation(**asked)
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
@@ -36,21 +36,12 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
         if torch.cuda.is_available():
             seen.versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    # Slurm may start the job again.
-    meeting = Path(folder) / f"reach{ranks.restart_count}.{ranks.step_id}"
-    meeting.mkdir(exist_ok=True)
     if ranks.is_main and ranks.world_size > 1:
-        free = interfaces.port(ranks.master_addr, ranks.master_port, ranks.one_node)
+        free = network.port(ranks.master_addr, ranks.master_port, ranks.one_node)
         seen.findings.append(free)
         if free.result == "fail":
-            reach.tell(meeting, None)
-            return seen.to_json()
-    if ranks.num_nodes > 1:
-        seen = replace(seen, lost=reach.lost(ranks, meeting, given.interface))
-        if seen.lost is None or any(seen.lost.values()):
-            seen.findings.append(unknown("speed", "not measured: the ranks cannot meet"))
-            return seen.to_json()
-    return _measured(given, ranks, Path(folder), seen).to_json()
+            return asdict(seen)
+    return asdict(_measured(given, ranks, Path(folder), seen))
 
 
 def visible_gpus(device: str) -> list[str]:
@@ -72,12 +63,7 @@ def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) ->
         with process_group(ranks, parallel, launch, folder) as device:
             return measured(ranks, device, seen)
     except (HpctrainError, RuntimeError) as error:
-        cure = (
-            "Look at the other findings first; then choose the network (MASTER_ADDR and "
-            "network.interface), and see whether the nodes reach each other."
-        )
-        found = " ".join(str(error).split())[:300]
-        seen.findings.append(Finding("communication", "fail", found, "the ranks meet", cure))
+        seen.findings.append(bad("communication", "fail", " ".join(str(error).split())[:300]))
         return seen
 
 

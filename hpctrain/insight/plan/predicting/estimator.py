@@ -11,8 +11,6 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.insight.estimates.hardware import Hardware, Price
-from hpctrain.insight.estimates.memory_fit import Fit, margin_of, on_gpu, on_host, worst
-from hpctrain.insight.plan.budget import Budget
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
     ModelFacts,
@@ -22,8 +20,8 @@ from hpctrain.insight.plan.inspecting.model_facts import (
     facts_of,
 )
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.memory import stored_bytes
-from hpctrain.insight.plan.planned import PlannedTraining
+from hpctrain.insight.plan.memory import Fit, margin_of, on_gpu, on_host, stored_bytes, worst
+from hpctrain.insight.plan.planned import Budget, PlannedTraining
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time

@@ -75,7 +75,6 @@ class StepTime:
 
     step_s: float
     compute_s: float  # matrix products and attention
-    memory_s: float  # work that is bound by the bandwidth of the memory
     comm_s: float  # all of a rank
     exposed_comm_s: float  # the part that is not hidden behind computing
     bubble: float  # the part of the step in which a rank of a pipeline waits
@@ -153,7 +152,7 @@ class _Step:
         states = facts.trainable / self.divided * stored_bytes(training.precision) * tensors
         step += states / rate_of_states
         mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
-        return StepTime(step, compute, memory, hidden + open_s, exposed, waiting, mfu)
+        return StepTime(step, compute, hidden + open_s, exposed, waiting, mfu)
 
     def _compute(self, flops: Flops) -> float:
         """Return those of the products and of attention of a whole sample on one GPU."""

@@ -15,11 +15,16 @@ from bisect import bisect_left
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hpctrain.tracking import journal
 from hpctrain.tracking.journal import journal_path
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 @dataclass
@@ -36,6 +41,27 @@ class Series:
     def finite(self) -> list[float]:
         """Return the finite values."""
         return [value for value in self.values if math.isfinite(value)]
+
+    def thinned(self, most: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return at most about `most` points: the extremes of each part, so that no peak is lost.
+
+        A value that is not finite becomes NaN, a gap in the line; a part with one keeps one.
+        """
+        import numpy as np  # it takes longer to import than ten runs to read
+
+        x, y = np.array(self.steps, np.float64), np.array(self.values, np.float64)
+        y = np.where(np.isfinite(y), y, np.nan)
+        if len(x) <= most:
+            return x, y
+        keep = []
+        for begin, end in pairwise(np.linspace(0, len(y), most // 2 + 1).astype(int).tolist()):
+            part, gaps = y[begin:end], np.flatnonzero(np.isnan(y[begin:end]))
+            places = {*gaps[:1].tolist()}
+            if len(gaps) < len(part):
+                places |= {int(np.nanargmin(part)), int(np.nanargmax(part))}
+            keep += sorted(begin + place for place in places)
+        keep += [len(x) - 1] * (keep[-1] < len(x) - 1)  # the end of a curve stays
+        return x[keep], y[keep]
 
 
 class TimeRecord(NamedTuple):
@@ -100,7 +126,7 @@ class History:
     @cached_property
     def metrics(self) -> dict[str, Series]:
         """The metrics by name, without superseded values; they are read when they are needed."""
-        from hpctrain.results import columns  # numpy takes longer to import than ten runs to read
+        from hpctrain.tracking import columns  # with numpy
 
         found: dict[str, Series] = {}
         steps, keys, values = columns.read(self.path)

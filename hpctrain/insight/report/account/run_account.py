@@ -21,9 +21,17 @@ from hpctrain.config.frozen import values_of
 from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import hardware
 from hpctrain.insight.estimates.usage import Usage
-from hpctrain.insight.report.account.allocations import Allocation, allocations
 from hpctrain.insight.report.account.history import History
-from hpctrain.insight.report.account.time_parts import PARTS, USEFUL, Span, allocate, divide, spans
+from hpctrain.insight.report.account.time_parts import (
+    PARTS,
+    USEFUL,
+    Allocation,
+    Span,
+    allocate,
+    allocations,
+    divide,
+    spans,
+)
 from hpctrain.runs.sweep_overrides import distinguishing
 
 

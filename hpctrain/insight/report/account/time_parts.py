@@ -5,16 +5,19 @@
 
 What the training has recorded is taken as it is (`time` in the journal). What comes before its
 process is start-up, what comes after is shutdown. Steps that a later attempt has made again are
-lost, with all that was done for them. Seconds of which no record tells are `unknown`.
+lost, with all that was done for them. Seconds of which no record tells are `unknown`. A job that
+was requeued has one allocation for each time that it ran (`sacct --duplicates`).
 """
 
 import math
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from hpctrain.base.names.run_record import AttemptRecord
-from hpctrain.insight.report.account.allocations import Allocation
+from hpctrain.cluster.slurm.queue import ask, rows, since_epoch
 from hpctrain.insight.report.account.history import History, TimeRecord
 
 PARTS = {  # with their titles
@@ -35,6 +38,20 @@ PARTS = {  # with their titles
 }
 USEFUL = ("compute", "communication")
 _ROUNDING_S = 2.0  # sacct counts whole seconds
+_FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes", "AllocTRES")
+_AT_ONCE = 500  # job ids of one call of sacct
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """One time that a job ran or waited."""
+
+    submitted: float  # or requeued, in seconds since the epoch
+    start: float | None  # None while it waits, or if it never started
+    end: float | None  # None while it has its nodes
+    state: str  # Slurm's
+    nodes: int
+    gpus: int = 0  # of all nodes; 0 where the site does not count them (AccountingStorageTRES)
 
 
 @dataclass
@@ -170,15 +187,15 @@ def _kept_share(before: int, after: int, last: float) -> float:
 
 
 def allocate(
-    found: list[Span], allocations: dict[str, list[Allocation]], now: float, *, shared: bool
+    found: list[Span], booked: dict[str, list[Allocation]], now: float, *, shared: bool
 ) -> float:
-    """Add the time of the allocations (by job id) around the attempts, which are divided, in place.
+    """Add the time of what jobs have booked, by their ids, around the divided attempts, in place.
 
     It returns the seconds of allocations in which no attempt has begun. `now` ends one that lasts.
     A run that has `shared` its job does not count what follows its end: others trained on.
     """
     unused = 0.0
-    for job, each in allocations.items():
+    for job, each in booked.items():
         for one in each:
             if one.start is None:
                 continue
@@ -207,3 +224,29 @@ def allocate(
             else:
                 last.parts["shutdown"] += rest
     return unused
+
+
+def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
+    """Return the allocations of jobs by job id, in the order of their submission.
+
+    They are None without an accounting database. With no job, nothing is called.
+    """
+    ids = sorted(set(job_ids))
+    found: dict[str, list[Allocation]] = defaultdict(list)
+    for begin in range(0, len(ids), _AT_ONCE):
+        some = ",".join(ids[begin : begin + _AT_ONCE])
+        answer = ask(
+            *("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2"),
+            *(f"--jobs={some}", f"--format={','.join(_FIELDS)}"),
+            quiet=True,
+        )
+        if answer is None:
+            return None
+        fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+", r"[^|]*")
+        for job, submitted, start, end, state, nodes, resources in rows(answer, fields):
+            if (since := since_epoch(submitted)) is not None:
+                gpus = re.search(r"\bgres/gpu=(\d+)", resources)
+                times = since, since_epoch(start), since_epoch(end)
+                one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
+                found[job].append(one)
+    return {job: sorted({*each}, key=lambda one: one.submitted) for job, each in found.items()}

@@ -9,6 +9,7 @@ from statistics import median
 
 from hpctrain.config.frozen import flat
 from hpctrain.insight.report.account.run_account import RunAccount
+from hpctrain.insight.report.compare_tree import differing
 from hpctrain.insight.report.tree import Fact
 
 _GOOD, _ACCEPTABLE = 0.95, 0.81
@@ -97,12 +98,7 @@ def _comparable(accounts: Sequence[RunAccount], series: Scaling) -> list[RunAcco
     own = flat(first.config)
     found = []
     for account in accounts:
-        other = flat(account.config)
-        keys = [
-            key
-            for key in sorted({*own, *other})
-            if own.get(key) != other.get(key) and not key.startswith(free)
-        ]
+        keys = [key for key in differing(own, flat(account.config)) if not key.startswith(free)]
         if account.facts.record.data_digest != first.facts.record.data_digest:
             keys.append("the data set")
         if keys:

@@ -9,13 +9,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any
+from pathlib import Path
 
 import matplotlib
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import ArrayLike
 
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import unit
@@ -24,7 +22,6 @@ from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.sweeps.parameters import SweptRuns, label
 from hpctrain.insight.report.sweeps.scaling import Scaling
 from hpctrain.insight.report.tree import Chart
-from hpctrain.insight.report.views.curves import thinned
 
 _MOST_POINTS = 1200  # of a line; more are not seen
 _SIZE = (4.6, 2.9)  # inches of a chart
@@ -35,35 +32,12 @@ _MOST_CHARTS = 12
 _FIRST = ("loss", "accuracy", "lr", "grad_norm", "samples_per_s", "tokens_per_s")
 _LEFT_OUT = ("epoch", "gpu_hours", "samples_seen", "tokens_seen", "evaluation_s")
 _MOST_LINES, _LONGEST = 7, 40  # of a sweep: lines, and characters of their names in the legend
-# matplotlib's type lists the names of all settings, so it is not written here.
-_STYLE: Any = {
-    # Okabe and Ito, Color Universal Design (2008): told apart with all kinds of colour vision.
-    "axes.prop_cycle": cycler(
-        color=["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b"]
-    ),
-    "svg.fonttype": "none",
-    "svg.hashsalt": "hpctrain",
-    "font.size": 9,
-    "font.family": "sans-serif",
-    "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-99, 99),  # no factor above the axis
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "grid.linewidth": 0.5,
-    "lines.linewidth": 1.4,
-    "legend.edgecolor": "none",
-    "legend.framealpha": 0.5,  # a curve behind it is seen
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-}
+_STYLE = Path(__file__).with_name("charts.mplstyle")
 
 
 def svg(chart: Chart) -> str:
     """Return a chart as an SVG element."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(fname=_STYLE):
         figure = Figure(figsize=_SIZE)  # a layout that measures texts would take half of the time
         _draw(figure.add_subplot(), chart)
         figure.subplots_adjust(left=0.18, right=0.97, top=0.9, bottom=0.17)
@@ -78,7 +52,7 @@ def png(charts: Sequence[Chart], title: str) -> bytes:
     """Return all charts as one PNG."""
     columns = max(1, min(_PER_ROW, len(charts)))
     rows = max(1, math.ceil(len(charts) / columns))
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(fname=_STYLE):
         figure = Figure(figsize=(_SIZE[0] * columns, _SIZE[1] * rows + 0.4), layout="constrained")
         figure.suptitle(_plain(title))
         for number, chart in enumerate(charts):
@@ -88,9 +62,9 @@ def png(charts: Sequence[Chart], title: str) -> bytes:
     return content.getvalue()
 
 
-def line(axes: Axes, x: ArrayLike, y: ArrayLike, label: str) -> None:
+def _line(axes: Axes, series: Series, label: str) -> None:
     """Draw a line with at most so many points as are seen; values that are not finite are gaps."""
-    xs, ys = thinned(x, y, _MOST_POINTS)
+    xs, ys = series.thinned(_MOST_POINTS)
     marker = "o" if len(xs) <= _MOST_MARKED else None
     axes.plot(xs, ys, marker=marker, markersize=3, label=_plain(label))
 
@@ -109,7 +83,7 @@ def metric_chart(
         falls = metric.rpartition("/")[2] in ("loss", "grad_norm") and min(every, default=0) > 0
         axes.set(yscale="log" if falls else "linear")
         for name, each in series.items():
-            line(axes, each.steps, each.values, name if len(series) > 1 else "")
+            _line(axes, each, name if len(series) > 1 else "")
         for number, step in enumerate(restarts):
             label = "" if number else "restart"
             axes.axvline(step, color="black", linestyle=":", linewidth=0.8, label=label)
@@ -156,7 +130,7 @@ def scaling_chart(series: Scaling) -> Chart:
 
     def draw(axes: Axes) -> None:
         axes.plot(ranks, [series.speedup(point) for point in series.points], "o", label="measured")
-        line(axes, ranks, [each / ranks[0] for each in ranks], "ideal")
+        axes.plot(ranks, [each / ranks[0] for each in ranks], "o-", markersize=3, label="ideal")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.set_xlabel("ranks")

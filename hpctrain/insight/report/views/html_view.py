@@ -6,6 +6,7 @@ a policy in the page forbids scripts and connections.
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import harmless
@@ -14,37 +15,7 @@ from hpctrain.insight.report.views.charts import svg
 
 _MOST_ROWS = 200
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")  # of parts
-_STYLE = """
-:root{color-scheme:light dark;--text:#1a1a1a;--back:#fff;--card:#f6f7f9;--grid:#d8dade}
-@media screen and (prefers-color-scheme:dark){
-:root{--text:#e8e8e8;--back:#15171a;--card:#1e2125;--grid:#3a3f45}}
-*{box-sizing:border-box}body{margin:0 auto;max-width:1440px;padding:1rem;background:var(--back);
-color:var(--text);font:15px/1.5 system-ui,sans-serif;overflow-wrap:anywhere}
-h1{font-size:1.3rem}h2{font-size:1.05rem;margin:1.6rem 0 .5rem}.said{font-size:1.1rem}
-.bar{display:flex;height:1.6rem;border-radius:4px;overflow:hidden}
-.key{display:flex;flex-wrap:wrap;gap:.3rem 1.1rem;padding:0;list-style:none}
-.key i{display:inline-block;width:.8em;height:.8em;margin-right:.4em}
-.bar,.key i{print-color-adjust:exact}.scroll{overflow-x:auto}
-.charts{display:grid;gap:1rem;grid-template-columns:repeat(auto-fill,minmax(min(100%,340px),1fr))}
-figure{margin:0;background:#fff;border-radius:6px;padding:.4rem;break-inside:avoid}
-figure svg{width:100%;height:auto;display:block}
-table{border-collapse:collapse;font-variant-numeric:tabular-nums}
-td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
-vertical-align:top;overflow-wrap:normal}
-dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}
-code{background:var(--card);padding:0 .25em}
-@media(max-width:480px){dl{grid-template-columns:1fr}dt{font-weight:600}dd{margin-bottom:.4rem}
-tr{display:block;padding:.4rem 0;border-bottom:1px solid var(--grid)}th,td:empty{display:none}
-td{display:grid;grid-template-columns:8rem 1fr;padding:0;border:0;overflow-wrap:anywhere}
-td::before{content:attr(data-name);font-weight:600}}
-"""
-_HEAD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width,initial-scale=1">
-<meta http-equiv="Content-Security-Policy"
- content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<title>{title}</title><style>{style}</style></head><body>
-"""
+_HEAD, _STYLE = (Path(__file__).with_name(f"page.{kind}").read_text() for kind in ("html", "css"))
 
 
 def page(title: str, sections: Sequence[Section]) -> str:

@@ -1,8 +1,14 @@
-"""Names, addresses, network interfaces, and the port of rank 0."""
+"""Names, addresses, network interfaces, the port of rank 0, and the ports of InfiniBand.
 
+/sys/class/infiniband/mlx5_0/ports/1/state              4: ACTIVE
+                                     /rate               400 Gb/sec (4X NDR)
+"""
+
+import ctypes
 import ipaddress
 import os
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,9 +16,11 @@ from hpctrain.base.files.disk import text_of
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.errors import DistributedError
-from hpctrain.insight.doctor.finding import Finding, Result, good, judged
+from hpctrain.insight.doctor.finding import Finding, bad, good, judged
 
 _NET = Path("/sys/class/net")
+_INFINIBAND = Path("/sys/class/infiniband")
+_LIBRARY = "libibverbs.so.1"
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
@@ -25,20 +33,13 @@ def host_name(ranks: RankInfo) -> Finding:
     names = dict.fromkeys([own, *ranks.hosts, ranks.master_addr])
     lost = [name for name in names if not _addresses(name)]
     if lost:
-        cure = "Ask the administrators to add the names to DNS or /etc/hosts of this node."
-        found = f"no address for {', '.join(lost[:5])}"
         stops = ranks.num_nodes > 1 and not {own, ranks.master_addr}.isdisjoint(lost)
-        result: Result = "fail" if stops else "warn"
-        return Finding("host names", result, found, "an address for each node", cure)
+        found = f"no address for {', '.join(lost[:5])}"
+        return bad("host names", "fail" if stops else "warn", found)
     addresses = sorted(_addresses(own))
     loops = all(ipaddress.ip_address(each).is_loopback for each in addresses)
-    return judged(
-        "host names",
-        not loops or ranks.num_nodes == 1,
-        f"{own} is {', '.join(addresses)}",
-        "an address that other nodes reach",
-        "Set network.interface, by which gloo and NCCL then find the address.",
-    )
+    well, found = not loops or ranks.num_nodes == 1, f"{own} is {', '.join(addresses)}"
+    return judged("own address", well, found, check="host names")
 
 
 def _addresses(name: str) -> set[str]:
@@ -68,13 +69,8 @@ def interface(
             # NCCL compares only the beginnings of names, unless there is a `=`.
             fits = [one for one in up if one == name or (not exact and one.startswith(name))]
             if not fits:
-                yield Finding(
-                    f"interface {name} ({variable})",
-                    "fail",
-                    f"there are {', '.join(up)}",
-                    name,
-                    "Set network.interface to one that all nodes have, or to null.",
-                )
+                found, check = f"there are {', '.join(up)}", f"interface {name} ({variable})"
+                yield bad("interface", "fail", found, check, name=name)
                 return
     named = ", ".join(sorted({text for text in asked.values() if text}))
     yield good(
@@ -88,6 +84,40 @@ def port(host: str, number: int, only_here: bool) -> Finding:
     try:
         listen(host, number, only_here).close()
     except DistributedError as error:
-        cure = "Take a free port (+site.env.MASTER_PORT=PORT), or end what listens there."
-        return Finding(check, "fail", str(error), "free", cure)
+        return bad(check, "fail", str(error))
     return good(check, f"{number} is free")
+
+
+def _ports(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/ports/*"))
+
+
+def _is_active(port: Path) -> bool:
+    return "ACTIVE" in text_of(port / "state")
+
+
+def infiniband_rates(folder: Path = _INFINIBAND) -> str:
+    """Return the rates of the active ports, which are the same on all nodes: `4 x 400 Gb/sec`."""
+    counted = Counter(text_of(port / "rate").strip() for port in _ports(folder) if _is_active(port))
+    return ", ".join(f"{count} x {rate}" for rate, count in sorted(counted.items())) or "none"
+
+
+def uses_infiniband(folder: Path = _INFINIBAND, env: Mapping[str, str] = os.environ) -> bool:
+    """Return whether NCCL between nodes would use these adapters, if their library works."""
+    chosen = env.get("NCCL_NET", "IB").upper().startswith("IB")  # others are TCP and plug-ins
+    on = chosen and env.get("NCCL_IB_DISABLE", "0") == "0"
+    return on and any(map(_is_active, _ports(folder)))
+
+
+def infiniband_library() -> Finding:
+    """Check that the library can use the adapters, as NCCL would."""
+    try:
+        verbs, count = ctypes.CDLL(_LIBRARY), ctypes.c_int()
+        verbs.ibv_get_device_list.restype = ctypes.c_void_p
+        if found := verbs.ibv_get_device_list(ctypes.byref(count)):
+            verbs.ibv_free_device_list(ctypes.c_void_p(found))
+        why = "" if count.value else f"{_LIBRARY} has no provider for these adapters"
+    except (OSError, AttributeError) as error:
+        why = str(error)
+    found = f"{why}: NCCL falls back to TCP" if why else "loads, and has the adapters"
+    return judged("InfiniBand library", not why, found)

@@ -1,1 +1,0 @@
-"""`python -m hpctrain status --live`: what the nodes and GPUs of a run do now, in the terminal."""

@@ -238,6 +238,7 @@ def test_a_data_set_tells_its_sample_and_its_epochs(
     found = plan(capsys, *words)
     assert found["model"]["parameters"] == 85_002
     assert found["layouts"][0]["steps"] == 45  # 2 x 1,438 samples, 64 in a step
+    assert plan(capsys, *words, "data.subset=0:640")["layouts"][0]["steps"] == 20
     with pytest.raises(ConfigError, match=r"^hardware\.storage_mb_per_s has left hpctrain: `bench"):
         main([*words, "+hardware.storage_mb_per_s=1e9"])
 

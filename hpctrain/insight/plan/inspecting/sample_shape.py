@@ -18,6 +18,7 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.engine.tasks.task import name_of
 from hpctrain.errors import ConfigError
+from hpctrain.runs.data_digest import most_samples
 
 _EXAMPLES = "8193 (tokens of a window) or 3x224x224"
 
@@ -87,7 +88,13 @@ def of_data(data: DataConfig) -> Batch:
 
 
 def samples_of_epoch(data: DataConfig) -> int:
-    """Return the number of samples of an epoch; a DataError if there is no such data set."""
+    """Return the number of samples of an epoch; a DataError if there is no such data set.
+
+    Of groups and folds it is at most this number. A subset or a fold of windows or of a mixture is
+    not counted.
+    """
+    if (known := most_samples(data)) is not None:
+        return known
     total, windows = 0, data.windows
     for path, split, shards in _parts_of(data):
         if (name := windows.field) is not None and windows.length is not None:

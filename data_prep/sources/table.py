@@ -14,8 +14,8 @@ lists            fixed-size lists: (n, k); other lists: variable-length
 structs, others  cannot be stored (nor decimals): leave them out, with --columns
 
 A row cannot be used if it has a null, or an integer that does not fit or that a float would round
-(--cast may round floats to a smaller float). Messages give the number of such a row, from 1, without
-the header. --on-error says what happens then.
+(--cast may round floats to a smaller float). Messages give the number of such a row, from 1,
+without the header. --on-error says what happens then.
 
 CSV has no types: the values in the first 4 MiB decide the types for all rows. A later value of
 another type, or a row with too few or too many, is refused, whatever --on-error says. In a column

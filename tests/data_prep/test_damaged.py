@@ -239,7 +239,6 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
     for path, *args in (
         (put("x.tar"), "webdataset", "x.tar"),
         (put("photos.csv"), "images", "photos.csv"),
-        (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
         (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
         (put("x.py"), "python", "x.py:f"),
     ):

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import shutil
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -118,7 +117,7 @@ def discard(folder: Path) -> None:
         (folder / PARTIAL).rmdir()
 
 
-def settle(folder: Path, *, wait: float = 0) -> None:
+def settle(folder: Path) -> None:
     """Finish the commit of a writer that was killed, if there is one; the folder need not exist."""
     try:
         names = set(os.listdir(folder / PARTIAL))
@@ -127,7 +126,7 @@ def settle(folder: Path, *, wait: float = 0) -> None:
     if _MOVES not in names and not names <= {LOCK}:
         return
     try:
-        descriptor = lock(folder, wait=wait)
+        descriptor = lock(folder)
         try:
             if set(os.listdir(folder / PARTIAL)) <= {LOCK} or resume(folder):
                 discard(folder)
@@ -140,13 +139,12 @@ def settle(folder: Path, *, wait: float = 0) -> None:
         raise storage_error(folder, error) from None
 
 
-def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
+def lock(folder: Path) -> int | None:
     """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
-    Return the descriptor; None where the file system has no locks. With `shared`, others may share
-    the lock. Others are waited for, for at most `wait` seconds.
+    Return the descriptor; None where the file system has no locks.
     """
-    path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
+    path = folder / PARTIAL / LOCK
     while True:
         path.parent.mkdir(exist_ok=True)
         try:
@@ -155,33 +153,22 @@ def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
         except FileNotFoundError:
             continue  # the process before has just removed PARTIAL
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if holds(folder, descriptor):
                 return descriptor
             os.close(descriptor)
         except BlockingIOError:
             os.close(descriptor)
-            if time.monotonic() >= end:
-                raise StorageError(f"another process is writing a data set into {folder}") from None
-            time.sleep(0.1)
+            raise StorageError(f"another process is writing a data set into {folder}") from None
         except OSError:
             os.close(descriptor)
             return None
 
 
-def alone(folder: Path, descriptor: int | None) -> bool:
-    """Make a shared lock exclusive, if no other process holds it; otherwise the lock is lost."""
+def holds(folder: Path, descriptor: int | None) -> bool:
+    """Return whether the lock file is still in the folder: a writer that ends removes it."""
     if descriptor is None:
         return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return holds(folder, descriptor)
-
-
-def holds(folder: Path, descriptor: int) -> bool:
-    """Return whether the lock file is still in the folder: a writer that ends removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder / PARTIAL / LOCK))
     except FileNotFoundError:

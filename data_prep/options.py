@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from data_prep.writing.compression import LEVELS, Compression
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
-from hpctrain.data.shards.compression import LEVELS, Compression
 from hpctrain.errors import ConfigError
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}

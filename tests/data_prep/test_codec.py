@@ -8,7 +8,7 @@ import hdf5plugin  # noqa: F401  the import registers the filters
 import numpy as np
 import pytest
 
-from hpctrain.data.shards.compression import LEVELS, Compression
+from data_prep.writing.compression import LEVELS, Compression
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.sources.reader import Reader

@@ -14,7 +14,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.data.shards.compression import LEVELS, Compression
+from data_prep.writing.compression import LEVELS, Compression
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.reader import Reader
 from tests.written import write_shards

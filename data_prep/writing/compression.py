@@ -1,7 +1,7 @@
-"""How the values of a shard are compressed: HDF5's own filters, or none.
+"""Compressed shards: their codecs, which are filters of HDF5, and their writing.
 
     codec    filter id      levels
-    none                            contiguous: the loader maps it, and reads single samples
+    none                            contiguous, by `write_shard`: the loader maps it
     gzip     1              1-9     every HDF5 library reads it; small, and slow
     lz4      32004                  the fastest to read, and the largest
     zstd     32015          1-22    small, and fast to read
@@ -13,17 +13,23 @@ Numbers of more than one byte go through the shuffle filter first (all first byt
 bytes, …), which nearly always saves space. All codecs but gzip need hdf5plugin, for writing and for
 other readers: `import hdf5plugin` in Python, HDF5_PLUGIN_PATH for h5dump and MATLAB.
 
-The same samples give the same bytes, if the version of the codec is the same.
+The same samples give the same bytes, if the version of the codec is the same. HDF5 makes the file
+in memory, so that ordinary writes bring it to the disk.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 
+from hpctrain.data.shards import shard
 from hpctrain.data.shards.field import Field
+from hpctrain.data.shards.storage.chunks import plugins
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 LEVELS = {
@@ -35,6 +41,7 @@ LEVELS = {
 """The levels of each codec, and its default level."""
 _PLUGINS = ("lz4", "zstd")
 _CHUNK_BYTES = 2**20
+_IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 _MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
 
 
@@ -94,20 +101,52 @@ class Compression:
         return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
 
 
-def plugins() -> Any:
-    """Return hdf5plugin (or raise ImportError), and make HDF5 use the codecs of hdf5plugin.
+def write_compressed(
+    path: Path,
+    split: str,
+    fields: Mapping[str, Field],
+    parts: Mapping[str, Sequence[Any]],
+    compression: Compression,
+) -> tuple[int, str]:
+    """Do what `write_shard` does, with a codec; it takes memory of twice the size of the file.
 
-    HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
-    imported. Another build writes the same values in other bytes.
+    The caller forces the file to the disk.
     """
-    library = import_module("hdf5plugin")
-    files = library.get_config().registered_filters
-    others = tuple(
-        name for name in _PLUGINS if not files.get(name, "").startswith(library.PLUGIN_PATH)
-    )
-    if others:
-        library.register(others, force=True)
-    return library
+    count, datasets = shard.datasets_of(fields, parts)
+    with open(path, "wb", buffering=0) as file:
+        output = shard.Output(file.fileno())
+        output.write(_image(split, count, datasets, compression))
+        return output.finish()
+
+
+def _image(
+    split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
+) -> memoryview:
+    """Return a file of compressed datasets, made in memory."""
+    memory = {"driver": "core", "backing_store": False, "block_size": _IMAGE_STEP}
+    # Each chunk is written as a whole, so no cache of chunks is needed.
+    with h5py.File("shard", "w", rdcc_nbytes=0, **memory, **shard.layout(len(datasets))) as file:
+        shard.write_attributes(file, split, count)
+        for name, arrays in datasets.items():
+            shape, dtype = shard.shape_of(arrays), shard.little(arrays[0])
+            if name.endswith("/offsets") or not shape[0]:
+                dataset = file.create_dataset(name, shape, dtype, dcpl=shard.properties())
+                dataset[...] = np.concatenate(arrays)
+                continue
+            rows = min(compression.rows(math.prod(shape[1:]) * dtype.itemsize), shape[0])
+            dataset = file.create_dataset(
+                name,
+                shape,
+                dtype,
+                chunks=(rows, *shape[1:]),
+                dcpl=shard.properties(),
+                **compression.filters(dtype),
+            )
+            values = np.concatenate(arrays)
+            for start in range(0, shape[0], rows):
+                dataset[start : start + rows] = values[start : start + rows]
+        file.flush()
+        return memoryview(file.id.get_file_image())
 
 
 def _library(codec: str) -> Any:

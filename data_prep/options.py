@@ -58,9 +58,9 @@ out=OUT : path
     the fractions met as well as possible (reads the source twice)
 --dedup {{none,exact}} = none
     exact: leave out samples that are equal to an earlier one (reads the source twice)
---on-error {{stop,skip,collect}} = stop
-    for records that cannot be used. stop: end at the first one; skip: leave them out; collect: read
-    everything, report all of them, and write nothing if there are any
+--on-error {{stop,skip}} = stop
+    for records that cannot be used. stop: end at the first one; skip: leave them out, and list them
+    in OUT/problems.jsonl
 --nan {{allow,refuse}} = allow
     refuse: treat samples with values that are not finite as records that cannot be used
 --workers N : positive

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from data_prep import console, processes
-from data_prep.datasets.dataset import DataSet, blocks, reader_of
+from data_prep.datasets.dataset import DataSet, moments_of
 from data_prep.datasets.groups import Groups
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
-from data_prep.writing.moments import Moments
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
@@ -85,14 +84,12 @@ class _Task:
         shard, look = self.data.index.shards[number], _Look(Groups(self.group))
         path = self.data.folder / shard.path
         try:
-            reader = reader_of(self.data.folder, self.data.index.fields, [shard])
-            moments: dict[str, Moments] = {}
-            for _, rows in blocks(reader, 0, shard.count):
+
+            def note(rows: Mapping[str, Any]) -> None:
                 if self.group:
                     look.groups.add(shard.split, rows[self.group])
-                values: Any
-                for name, values in rows.items():
-                    moments.setdefault(name, Moments(len(rows))).add(values)
+
+            moments = moments_of(self.data.folder, self.data.index.fields, shard, note)
             look.moments = {name: values.state() for name, values in moments.items()}
             for name, listed in shard.elements.items():
                 if (total := moments[name].total) != listed:

@@ -41,10 +41,6 @@ def finalize(job: Conversion) -> Index:
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
     try:
         _report(out, problems)
-        if problems and plan.on_error == "collect":
-            discard(out)  # after a change of the source all pieces must be read again
-            end = "nothing was written (--on-error collect; skip leaves them out)"
-            raise DataError(f"{_listed(out, problems)}; {end}")
         shards, moves = _named(job, results)
         if not shards:
             discard(out)

@@ -11,11 +11,11 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from data_prep.writing.compression import LEVELS, Compression
+from data_prep.writing.compression import CODECS, Compression
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
 from hpctrain.errors import ConfigError
 
@@ -34,19 +34,15 @@ _OPTION = re.compile(
     + _TYPE
 )
 _POSITIONAL = re.compile(r"(?P<name>\w+)=(?P<value>\{.*\}|\w+)(?P<nargs>[+*]?)" + _TYPE)
-_LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
 _WRITING = f"""
 out=OUT : path
     folder to write
 [writing]
 --shard-size SIZE = 256MiB
     the most data in one shard, before compression, such as 64MB or 1GiB
---codec {{{",".join(LEVELS)}}} = none
+--codec {{{",".join(CODECS)}}} = none
     how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
     lz4 is the fastest, zstd is small and fast
---level N : int
-    level of the codec: gzip 1-9, zstd 1-22; a higher level is smaller and slower
-    (default: {_LEVELS})
 --split SPLIT =
     train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its split when data
     is added; column:NAME takes the split from a column or field; file:train=PATTERN,val=PATTERN
@@ -96,7 +92,7 @@ class Options:
         names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=_parse_size(args.shard_size),
-            compression=Compression(args.codec, args.level),
+            compression=Compression(args.codec),
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
@@ -111,9 +107,8 @@ class Options:
 
         `on_error` is not among them: it only decides whether there is a result.
         """
-        codec = asdict(self.compression)
-        if self.compression.codec == "none":
-            codec = {"codec": "none"}
+        compressed = self.compression.codec != "none"
+        codec = self.compression.as_json() if compressed else {"codec": "none"}
         return {
             "shard_bytes": self.shard_bytes,
             **codec,
@@ -144,7 +139,7 @@ class Options:
 def add_options(parser: Any, text: str) -> None:
     """Add arguments to a parser, or to a group of it.
 
-    The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
+    The text lists them as --help does: a line such as `--pieces N = 3 : int` for each, and its help
     below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
     the help then names. An option with `...` may be repeated, and its value is a list. The line
     `paths=FILE+ : path` is a positional argument; `[NAME]` begins a group, `[]` ends it, and

@@ -1,10 +1,10 @@
 """Compressed shards: their codecs, which are filters of HDF5, and their writing.
 
-    codec    filter id      levels
-    none                            contiguous, by `write_shard`: the loader maps it
-    gzip     1              1-9     every HDF5 library reads it; small, and slow
-    lz4      32004                  the fastest to read, and the largest
-    zstd     32015          1-22    small, and fast to read
+    codec    filter id
+    none                 contiguous, by `write_shard`: the loader maps it
+    gzip     1           every HDF5 library reads it; small, and slow
+    lz4      32004       the fastest to read, and the largest
+    zstd     32015       small, and fast to read
 
 A chunk holds whole samples, at least one, and about `chunk_bytes`. It is read and decoded as a
 whole, so samples of one chunk should be read together: see `hpctrain.data.samplers.block_order`.
@@ -32,13 +32,8 @@ from hpctrain.data.shards.storage.chunks import plugins
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
 
-LEVELS = {
-    "none": None,
-    "gzip": (range(1, 10), 4),
-    "lz4": None,
-    "zstd": (range(1, 23), 3),
-}
-"""The levels of each codec, and its default level."""
+CODECS = {"none": None, "gzip": 4, "lz4": None, "zstd": 3}
+"""The codecs, and the level of those that have one."""
 _PLUGINS = ("lz4", "zstd")
 _CHUNK_BYTES = 2**20
 _IMAGE_STEP = 2**24  # bytes by which a file in memory grows
@@ -47,34 +42,22 @@ _MOST_BYTES = 2**31 - 2**20  # in a chunk: the limit of LZ4 is slightly higher
 
 @dataclass(frozen=True)
 class Compression:
-    """A codec, its level (None: its default) and the bytes of a chunk, about, as in the module."""
+    """One of the CODECS, and the bytes of a chunk, about, as in the module."""
 
     codec: str = "none"
-    level: int | None = None
     chunk_bytes: int = _CHUNK_BYTES
 
     def __post_init__(self) -> None:
-        if self.codec not in LEVELS:
-            raise ConfigError(f"codec {self.codec!r}: it is one of {', '.join(LEVELS)}")
-        levels = LEVELS[self.codec]
-        if levels is None and self.level is not None:
-            raise ConfigError(f"codec {self.codec} has no levels; level {self.level} was given")
-        if levels is not None:
-            if self.level is None:
-                object.__setattr__(self, "level", levels[1])
-            elif self.level not in levels[0]:
-                raise ConfigError(
-                    f"codec {self.codec}: level {self.level}; it is {levels[0][0]} to "
-                    f"{levels[0][-1]}"
-                )
-        if self.chunk_bytes < 1:
-            raise ConfigError(f"chunks of {self.chunk_bytes} bytes: they have at least one")
         if self.codec in _PLUGINS:
             _library(self.codec)
 
-    def __str__(self) -> str:
-        """`zstd (level 3)`."""
-        return self.codec if self.level is None else f"{self.codec} (level {self.level})"
+    def as_json(self) -> dict[str, Any]:
+        """Return what the provenance has of it."""
+        return {
+            "codec": self.codec,
+            "level": CODECS[self.codec],
+            "chunk_bytes": self.chunk_bytes,
+        }
 
     def check(self, fields: Mapping[str, Field]) -> None:
         """Check that a sample (an element, if the length varies) of a field fits into a chunk."""
@@ -94,11 +77,11 @@ class Compression:
         """Return the keyword arguments of h5py's `create_dataset`; the codec is not "none"."""
         shuffle = dtype.itemsize > 1
         if self.codec == "gzip":
-            return {"compression": "gzip", "compression_opts": self.level, "shuffle": shuffle}
+            return {"compression": "gzip", "compression_opts": CODECS["gzip"], "shuffle": shuffle}
         library = _library(self.codec)
         if self.codec == "lz4":
             return {"shuffle": shuffle, **library.LZ4()}
-        return {"shuffle": shuffle, **library.Zstd(clevel=self.level)}
+        return {"shuffle": shuffle, **library.Zstd(clevel=CODECS["zstd"])}
 
 
 def write_compressed(

@@ -180,7 +180,7 @@ def _plan(source: InputSource, options: Options) -> ConversionPlan:
         provenance={
             **made_by(options.command),
             "options": {**options.of_result, "on_error": options.on_error},
-            "compression": asdict(options.compression),
+            "compression": options.compression.as_json(),
             "source": {
                 "name": source.name,
                 "files": len(files),

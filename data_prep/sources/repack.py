@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.datasets.dataset import blocks, reader_of
+from data_prep.dataset import blocks, reader_of
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.dataset import moments_of
+from data_prep.dataset import moments_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable

@@ -52,8 +52,6 @@ out=OUT : path
 --group FIELD
     keep samples with the same value of this field or column, such as a patient, in one split, with
     the fractions met as well as possible (reads the source twice)
---dedup {{none,exact}} = none
-    exact: leave out samples that are equal to an earlier one (reads the source twice)
 --on-error {{stop,skip}} = stop
     for records that cannot be used. stop: end at the first one; skip: leave them out, and list them
     in OUT/problems.jsonl
@@ -77,7 +75,6 @@ class Options:
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
     stratify: str = ""
     group: str = ""
-    dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
     workers: int = 1
@@ -89,7 +86,7 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
-        names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
+        names = ("stratify", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=_parse_size(args.shard_size),
             compression=Compression(args.codec),
@@ -116,14 +113,14 @@ class Options:
             "stratify": self.stratify,
             # Left out where there is none, so that earlier data sets are known again.
             **({"group": self.group} if self.group else {}),
-            "dedup": self.dedup,
+            "dedup": "none",  # an option of before: data sets of then are known again
             "nan": self.nan,
         }
 
     @property
     def two_passes(self) -> bool:
         """Return whether all samples must be read once before the first one is written."""
-        return self.dedup != "none" or bool(self.stratify or self.group)
+        return bool(self.stratify or self.group)
 
     @property
     def decides_splits(self) -> bool:

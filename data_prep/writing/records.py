@@ -65,8 +65,6 @@ class Result(Record, frozen=True):
     fingerprint: str  # the fingerprint of the job
     shards: Sequence[Shard]  # the shards; their paths are relative to the piece's folder
     moments: dict[str, dict[str, _State]]  # by split and field
-    duplicates: Count  # the number of samples left out because an earlier sample is equal
-    leaks: Count  # how many of the duplicates belong to another split than the first equal sample
     problems: Sequence[BadRecord]  # the records that could not be used
     # The number of records that held nothing, by the reason.
     skipped: dict[str, Count] = msgspec.field(default_factory=dict)

@@ -30,6 +30,7 @@ COMMANDS = {
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
     "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),
+    "finalize": ("tools.finalize", "put the parts of a job array together (see --part)"),
     "inspect": ("tools.inspect", "show a data set, or verify it (--verify)"),
 }
 

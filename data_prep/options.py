@@ -59,6 +59,9 @@ out=OUT : path
     refuse: treat samples with values that are not finite as records that cannot be used
 --workers N : positive
     number of worker processes (default: the number of cores); the result does not depend on it
+--part I/N
+    write the I-th of N parts, from 1, as one task of a job array; the part that ends last puts all
+    parts together, and so does python -m data_prep finalize OUT
 --overwrite
     replace what OUT holds
 --quiet
@@ -78,6 +81,7 @@ class Options:
     on_error: str = "stop"
     nan: str = "allow"
     workers: int = 1
+    part: tuple[int, int] | None = None
     overwrite: bool = False
     quiet: bool = False
     command: str = ""  # the command line, for the provenance
@@ -86,6 +90,12 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
+        for option in ("stratify", "group") if args.part else ():
+            if vars(args)[option] not in ("none", "", None):
+                raise ConfigError(
+                    f"--{option} has to see all samples, --part only some: leave it out here, and "
+                    f"after `finalize` run `python -m data_prep repack OUT NEW --{option} …`"
+                )
         names = ("stratify", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=_parse_size(args.shard_size),
@@ -94,6 +104,7 @@ class Options:
             by_own=not args.split,
             group=args.group or "",
             workers=args.workers or len(os.sched_getaffinity(0)),
+            part=_part(args.part),
             command=args.command_line,
             **{name: vars(args)[name] for name in names},
         )
@@ -189,6 +200,15 @@ def _parse_size(text: str) -> int:
             f"--shard-size {text!r}: give the bytes with a unit, such as 64MB ({', '.join(_UNITS)})"
         )
     return int(size)
+
+
+def _part(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"--part {text!r}: it is I/N, such as 1/8 to 8/8")
+    return int(match[1]), int(match[2])
 
 
 def positive(text: str) -> int:

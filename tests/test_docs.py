@@ -238,7 +238,7 @@ def accept(words: list[str], run: Path) -> None:
             assert (
                 uri.replace("$PWD", os.getcwd()) == checked(["experiment=digits"], 1).tracking.uri
             )
-        case ["sbatch", "--cpus-per-task=16", "slurm/preprocess.sbatch", command, *_]:
+        case ["sbatch", "--array=1-8", "slurm/preprocess.sbatch", command, *_]:
             assert (ROOT / "slurm" / "preprocess.sbatch").is_file()
             assert command in data_prep_cli.COMMANDS
         case ["sbatch", "slurm/mlflow-server.sbatch", _]:

@@ -1,1 +1,1 @@
-"""Commands that look at a data set, or adopt one."""
+"""Commands that look at a data set, or finish one."""

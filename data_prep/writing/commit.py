@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -117,7 +118,7 @@ def discard(folder: Path) -> None:
         (folder / PARTIAL).rmdir()
 
 
-def settle(folder: Path) -> None:
+def settle(folder: Path, *, wait: float = 0) -> None:
     """Finish the commit of a writer that was killed, if there is one; the folder need not exist."""
     try:
         names = set(os.listdir(folder / PARTIAL))
@@ -126,7 +127,7 @@ def settle(folder: Path) -> None:
     if _MOVES not in names and not names <= {LOCK}:
         return
     try:
-        descriptor = lock(folder)
+        descriptor = lock(folder, wait=wait)
         try:
             if set(os.listdir(folder / PARTIAL)) <= {LOCK} or resume(folder):
                 discard(folder)
@@ -139,12 +140,13 @@ def settle(folder: Path) -> None:
         raise storage_error(folder, error) from None
 
 
-def lock(folder: Path) -> int | None:
+def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
     """Lock `folder` against other writers while the descriptor is open, and make PARTIAL.
 
-    Return the descriptor; None where the file system has no locks.
+    Return the descriptor; None where the file system has no locks. With `shared`, others may share
+    the lock. Others are waited for, for at most `wait` seconds.
     """
-    path = folder / PARTIAL / LOCK
+    path, end = folder / PARTIAL / LOCK, time.monotonic() + wait
     while True:
         path.parent.mkdir(exist_ok=True)
         try:
@@ -153,22 +155,33 @@ def lock(folder: Path) -> int | None:
         except FileNotFoundError:
             continue  # the process before has just removed PARTIAL
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             if holds(folder, descriptor):
                 return descriptor
             os.close(descriptor)
         except BlockingIOError:
             os.close(descriptor)
-            raise StorageError(f"another process is writing a data set into {folder}") from None
+            if time.monotonic() >= end:
+                raise StorageError(f"another process is writing a data set into {folder}") from None
+            time.sleep(0.1)
         except OSError:
             os.close(descriptor)
             return None
 
 
-def holds(folder: Path, descriptor: int | None) -> bool:
-    """Return whether the lock file is still in the folder: a writer that ends removes it."""
+def alone(folder: Path, descriptor: int | None) -> bool:
+    """Make a shared lock exclusive, if no other process holds it; otherwise the lock is lost."""
     if descriptor is None:
         return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return holds(folder, descriptor)
+
+
+def holds(folder: Path, descriptor: int) -> bool:
+    """Return whether the lock file is still in the folder: a writer that ends removes it."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(folder / PARTIAL / LOCK))
     except FileNotFoundError:

@@ -11,6 +11,8 @@ writes only the pieces that are missing, and the result has the same bytes.
 import hashlib
 import json
 import os
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,7 @@ from data_prep.options import Options
 from data_prep.source import InputSource
 from data_prep.writing import commit
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
-from data_prep.writing.job import Conversion
+from data_prep.writing.job import WAIT_S, Conversion
 from data_prep.writing.passes import GroupError, choose
 from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import ConversionPlan
@@ -39,8 +41,11 @@ from hpctrain.data.shards.shard import digest_file
 from hpctrain.errors import ConfigError, DataError, StorageError
 
 
-def convert(source: InputSource, out: Path, options: Options) -> Index:
-    """Write `source` into the folder `out`, unless `out` already holds the same data set."""
+def convert(source: InputSource, out: Path, options: Options) -> Index | None:
+    """Write `source` into the folder `out`, unless `out` already holds the same data set.
+
+    Return the index; None when only a part was written.
+    """
     with naming(source.folders):
         options.compression.check(check_fields(source.fields))
     if options.by_own and source.own:
@@ -49,14 +54,18 @@ def convert(source: InputSource, out: Path, options: Options) -> Index:
     with naming(source.folders):
         _check_split(source, options)
     plan = _plan(source, options)
-    commit.settle(out)
+    parts = options.part is not None
+    commit.settle(out, wait=WAIT_S if parts else 0)
     if (found := _finished(out, plan, options)) is not None:
         return found
-    with _folder(out), Conversion(out) as job:
+    with _folder(out), Conversion(out, shared=parts) as job:
         if (found := _finished(out, plan, options)) is not None:
             return found  # another process has finished it before this one got the lock
         job.begin(plan, overwrite=options.overwrite)
         _do(Converter(source, options), job)
+        if parts and not _is_last(job, options):
+            job.keep()
+            return None
         index = finalize(job)
     if not options.quiet:
         print(f"{out}: {summary(index)}")
@@ -80,13 +89,14 @@ def _folder(out: Path) -> Iterator[None]:
 
 
 def _do(converter: Converter, job: Conversion) -> None:
-    """Write the pieces that are missing."""
+    """Write the pieces that are missing: all of them, or those of this part."""
     source, options, total = converter.source, converter.options, job.plan.pieces
+    share = range(total) if options.part is None else job.plan.share(options.part[0])
     done = job.pieces.done()
-    todo = [number for number in range(total) if number not in done]
-    if len(todo) < total and not options.quiet:
-        there = total - len(todo)
-        print(f"{job.out}: goes on, {there} of {total} pieces are there", file=sys.stderr)
+    todo = [number for number in share if number not in done]
+    if len(todo) < len(share) and not options.quiet:
+        there = len(share) - len(todo)
+        print(f"{job.out}: goes on, {there} of {len(share)} pieces are there", file=sys.stderr)
     if options.compression.codec == "none":
         _check_room(source, todo, job.out)
     try:
@@ -109,6 +119,25 @@ def _progress(
 ) -> ProgressBar:
     nbytes = sum(source.pieces[number].bytes for number in numbers)
     return ProgressBar(None, nbytes, label=label, quiet=options.quiet)
+
+
+def _is_last(job: Conversion, options: Options) -> bool:
+    """Return whether this part must put all parts together: no other part is left or running."""
+    assert options.part is not None
+    part, parts = options.part
+    left = job.plan.pieces - len(job.pieces.done())
+    if not left and job.alone():
+        return True
+    if not options.quiet:
+        mine = len(job.plan.share(part))
+        then = (
+            f"{left} pieces of other parts are missing; the last part puts all together"
+            if left
+            else "all are there, and the last task at work puts them together; if none is: "
+            f"python -m data_prep finalize {shlex.quote(str(job.out))}"
+        )
+        print(f"{job.out}: part {part}/{parts} is done, {mine} of {job.plan.pieces} pieces; {then}")
+    return False
 
 
 def _check_split(source: InputSource, options: Options) -> None:
@@ -178,7 +207,8 @@ def _plan(source: InputSource, options: Options) -> ConversionPlan:
         fields=source.fields,
         categories=source.categories,
         provenance={
-            **made_by(options.command),
+            # All parts together write the same data set as one command.
+            **made_by(re.sub(r" --part[ =]\d+/\d+", "", options.command)),
             "options": {**options.of_result, "on_error": options.on_error},
             "compression": options.compression.as_json(),
             "source": {
@@ -190,6 +220,7 @@ def _plan(source: InputSource, options: Options) -> ConversionPlan:
             "fingerprint": fingerprint,
         },
         on_error=options.on_error,
+        parts=options.part[1] if options.part else 0,
         beside=source.beside,
         group=(options.group if options.group in source.fields else "") or source.group,
     )

@@ -16,10 +16,10 @@ import numpy as np
 import hpctrain
 from data_prep.console import size
 from data_prep.source import BadRecord
-from data_prep.writing.commit import commit, discard, storage_error
-from data_prep.writing.job import Conversion
+from data_prep.writing.commit import PARTIAL, commit, discard, settle, storage_error
+from data_prep.writing.job import JOB, Conversion
 from data_prep.writing.moments import Moments
-from data_prep.writing.records import Result
+from data_prep.writing.records import ConversionPlan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.terminal.terminal import few
@@ -29,12 +29,15 @@ from hpctrain.errors import ConfigError, DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
-SHOWN = 3  # problems that a message lists
+SHOWN = 3  # problems or parts that a message lists
 
 
 def finalize(job: Conversion) -> Index:
     """Put the pieces of a job together."""
     plan, out = job.plan, job.out
+    missing = sorted(set(range(plan.pieces)) - job.pieces.done())
+    if missing:
+        raise DataError(_missing(plan, out, missing))
     results = [job.pieces.result(number) for number in range(plan.pieces)]
     problems = [problem for result in results for problem in result.problems]
     if problems and plan.on_error == "stop":  # the pieces come from an earlier --on-error skip
@@ -106,6 +109,19 @@ def made_by(command: str) -> dict[str, Any]:
     }
 
 
+def finalize_parts(out: Path) -> Index:
+    """Put the parts in a folder together, unless that has been done already."""
+    settle(out)
+    if (out / PARTIAL / JOB).exists():
+        with Conversion(out) as job:
+            if job.load():
+                return finalize(job)
+    try:
+        return Index.load(out)
+    except DataError as error:
+        raise DataError(f"{out} holds no parts to put together; {error}") from None
+
+
 def summary(index: Index) -> str:
     """Return `1797 samples (train 1415, val 382) in 2 shards, …`, and lines on what is missing."""
     counts = {name: index.split(name).count for name in index.splits}
@@ -144,6 +160,17 @@ def summary(index: Index) -> str:
 
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _missing(plan: ConversionPlan, out: Path, missing: list[int]) -> str:
+    gone = set(missing)
+    parts = [part for part in range(1, plan.parts + 1) if gone & set(plan.share(part))]
+    what = f"{out}: {len(missing)} of {plan.pieces} pieces are missing"
+    if not parts:
+        return f"{what}; the command that was interrupted goes on: {plan.command}"
+    shown = few((f"{part}/{plan.parts}" for part in parts), SHOWN)
+    which = f"part {shown} is" if len(parts) == 1 else f"parts {shown} are"
+    return f"{what}: {which} not done; {plan.command} --part {parts[0]}/{plan.parts}"
 
 
 def _named(job: Conversion, results: list[Result]) -> tuple[list[Shard], dict[str, str]]:

@@ -24,10 +24,11 @@ from data_prep.writing.commit import PARTIAL, storage_error
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
 from hpctrain.data.shards.index import check_shard
-from hpctrain.errors import DataError
+from hpctrain.errors import DataError, StorageError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 LOOK, CHOICE = ".npz", ".choice.npz"
+WAIT_S = 60.0  # the longest wait for another part that is putting all parts together
 _THEN = "remove it, and give the command again"
 
 
@@ -134,10 +135,11 @@ class Conversion:
     plan: ConversionPlan
     pieces: JobFolder
 
-    def __init__(self, out: Path) -> None:
-        self.out, self.folder = out, out / PARTIAL
+    def __init__(self, out: Path, *, shared: bool = False) -> None:
+        self.out, self.folder, self._shared = out, out / PARTIAL, shared
+        self._kept = False
         try:
-            self._lock = commit.lock(out)
+            self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
         except OSError as error:
             raise storage_error(out, error) from None
 
@@ -146,7 +148,7 @@ class Conversion:
         try:
             found = begun(self.out)
         except DataError:
-            if not overwrite:
+            if self._shared or not overwrite:
                 raise
             found = None
         self.plan, self.pieces = plan, JobFolder(self.folder, plan.fingerprint)
@@ -156,12 +158,18 @@ class Conversion:
             (self.folder / PIECES).mkdir(exist_ok=True)
             (self.folder / LOOKS).mkdir(exist_ok=True)
             write_atomically(self.folder / JOB, as_json(plan))
-            self._remove_unfinished()
+            if not self._shared:
+                self._remove_unfinished()
         except OSError as error:
             raise storage_error(self.out, error) from None
 
     def _make_room(self, found: ConversionPlan | None, overwrite: bool) -> None:
         """Remove the pieces of another job, if that is allowed."""
+        if self._shared and found is not None:
+            raise DataError(
+                f"{self.out} holds parts of another source or of other options: {found.command}; "
+                f"give the same command for each part, or remove {self.folder}"
+            )
         done = len(self.pieces.done())
         if done and not overwrite:
             what = f": {found.command}" if found is not None else ""
@@ -169,11 +177,44 @@ class Conversion:
                 f"{self.out} holds {done} finished pieces of an interrupted command, of another "
                 f"source or with other options{what}; --overwrite removes them"
             )
-        commit.clear_leftovers(self.out)
+        if not self._shared:
+            commit.clear_leftovers(self.out)
+
+    def load(self) -> bool:
+        """Load the job that was begun here; return whether there is one."""
+        found = begun(self.out)
+        if found is not None:
+            self.plan, self.pieces = found, JobFolder(self.folder, found.fingerprint)
+        return found is not None
+
+    def alone(self) -> bool:
+        """Lock the folder against other parts too; if one is at work, unlock and return False."""
+        if self._shared and not commit.alone(self.out, self._lock):
+            self._unlock()
+            # Two parts that ask at the same time refuse each other. So each asks again without its
+            # own lock, and one of them gets it.
+            with suppress(OSError, StorageError):
+                self._lock = commit.lock(self.out)
+            if self._lock is None:
+                return False
+            if not (self.folder / JOB).exists():  # another part has put all together meanwhile
+                commit.discard(self.out)
+                self._unlock()
+                return False
+        self._shared = False
+        return True
 
     def _remove_unfinished(self) -> None:
         for unfinished in (self.folder / PIECES).glob(".*"):
             shutil.rmtree(unfinished, ignore_errors=True)
+
+    def keep(self) -> None:
+        """Keep the folder for the other parts and `finalize`, even without a finished piece."""
+        self._kept = True
+
+    def _unlock(self) -> None:
+        commit.unlock(self._lock)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self
@@ -181,8 +222,8 @@ class Conversion:
     def __exit__(self, *_: object) -> None:
         """Unlock the folder; remove unfinished pieces, and the folder if nothing is finished."""
         with suppress(OSError):
-            if commit.holds(self.out, self._lock):
+            if not self._kept and commit.alone(self.out, self._lock):
                 self._remove_unfinished()
                 if all(path.name.startswith(".") for path in self.folder.glob("*/*")):
                     commit.discard(self.out)
-        commit.unlock(self._lock)
+        self._unlock()

@@ -34,13 +34,19 @@ class ConversionPlan(Record, frozen=True):
     provenance: dict[str, Any]
     # What to do with records that cannot be used.
     on_error: Annotated[str, matching("stop|skip", "stop or skip")]
+    parts: Count = 0  # the number of parts N of `--part I/N`; 0 without that option
     beside: Mapping[str, str] = msgspec.field(default_factory=dict)  # see `Source`
     group: str = ""  # the field of which no value is in two splits, or ""
 
     @property
     def command(self) -> str:
-        """The command line."""
+        """The command line without `--part`."""
         return str(self.provenance.get("command"))
+
+    def share(self, part: int) -> range:
+        """Return the numbers of the pieces of a part; parts count from 1."""
+        parts = max(1, self.parts)
+        return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
 
 class _State(TypedDict):

@@ -115,6 +115,11 @@ def test_what_cannot_be_grouped(tmp_path, given, said):
     assert not (tmp_path / "OUT").exists()
 
 
+def test_a_part_does_not_see_all_groups(arrays):
+    said = arrays("OUT", "--group", "patient", "--part", "1/2", code=2)
+    assert "--group has to see all samples, --part only some" in said
+
+
 def test_repack_keeps_groups_whole(tmp_path, arrays, data_prep):
     arrays("src", "--group", "patient")
 

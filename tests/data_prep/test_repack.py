@@ -119,7 +119,7 @@ def test_shards_are_full(tmp_path, repack):
 
 @pytest.mark.parametrize("options", [("--shuffle", "5"), ()])
 @pytest.mark.usefixtures("any_workers")
-def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, options):
+def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep, options):
     found = []
     for workers in (1, 3):
         out = tmp_path / f"out{workers}"
@@ -127,6 +127,14 @@ def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, options):
         assert repack(*command, *options)[0] == 0
         found.append(contents(out))
     assert found[0] == found[1]
+    out = tmp_path / "parts"
+    if "--dedup" in options:
+        return
+    for part in ("2/3", "1/3", "3/3"):
+        command = (src, out, "--shard-size", "4KB", "--part", part)
+        assert repack(*command, *options)[0] == 0
+    assert data_prep("finalize", out)[0] == 0
+    assert contents(out) == found[0]
 
 
 def test_a_shuffle_is_that_of_the_seed(foreign, tmp_path, repack):

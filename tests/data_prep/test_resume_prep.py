@@ -15,6 +15,7 @@ import pytest
 
 from data_prep.writing.commit import PARTIAL
 from data_prep.writing.convert import convert
+from data_prep.writing.job import Conversion
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError, StorageError
 from tests import forkserver
@@ -51,12 +52,20 @@ SPLIT = ("--split", "train=0.5,val=0.5")
             id="two-passes",
             marks=pytest.mark.slow,
         ),
+        pytest.param(
+            [[*SPLIT, "--part", "1/2"]],
+            [*SPLIT, "--part", "2/2"],
+            1,
+            id="last-part",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_killed_at_each_change_of_the_disk(tmp_path, small, data_prep, setup, last, every):
     words = ["arrays", *small, "OUT", *SIZES, "--quiet"]
+    whole = [word for word in last if word not in ("--part", "2/2")]
     reference = tmp_path / "reference"
-    assert data_prep("arrays", *small, reference, *SIZES, *last)[0] == 0
+    assert data_prep("arrays", *small, reference, *SIZES, *whole)[0] == 0
     commands = [[*words, *more] for more in (*setup, last)]
     # Hundreds of conversions call fsync, which is faster in memory than on a disk.
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tmp_path
@@ -179,6 +188,7 @@ def test_finished_pieces_of_another_command_are_not_lost(tmp_path):
     )
     assert len(pieces(tmp_path)) == 1
     index = convert(other, out, options("train=0.5,val=0.5", overwrite=True))
+    assert index is not None
     assert sum(shard.count for shard in index.shards) == 3
 
 
@@ -188,7 +198,9 @@ def test_after_a_bad_record_skip_goes_on_and_stop_does_not_take_its_pieces(tmp_p
     with pytest.raises(DataError, match="no good"):
         convert(source, out, options())
     first = (out / PARTIAL / "pieces" / "00000" / "piece.json").stat().st_mtime_ns
-    assert os.listdir(out / PARTIAL / "pieces") == ["00000"]
+    with Conversion(out) as job:
+        job.load()
+        assert job.pieces.done() == {0}
     before = first, (out / PARTIAL / "pieces" / "00000" / "train-00000.h5").stat().st_ino
     index = convert(source, out, options(on_error="skip"))
     assert index is not None

@@ -116,13 +116,18 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_text(data_prep, here):
 
 
 @pytest.mark.usefixtures("any_workers")
-def test_workers_and_the_split_do_not_change_the_result(data_prep):
+def test_workers_parts_and_the_split_do_not_change_the_result(data_prep):
     jsonl("a.jsonl", [{"text": text} for text in TEXTS])
     common = ["--shard-size", "12KB", "--split", "train=0.7,val=0.3", "--train-bpe", "400"]
     for out, workers in (("ONE", 1), ("TWO", 2)):
         assert data_prep("text", "a.jsonl", out, *common, "--workers", workers)[0] == 0
     assert contents("ONE") == contents("TWO")
-    names = {path.name for path in Path("ONE").iterdir()}
+    for part in ("2/2", "1/2"):
+        command = ["text", "a.jsonl", "PARTS", *common, "--part", part, "--workers", "1"]
+        assert data_prep(*command)[0] == 0
+    assert data_prep("finalize", "PARTS")[0] == 0
+    assert contents("PARTS") == contents("ONE")
+    names = {path.name for path in Path("PARTS").iterdir()}
     assert names == {*contents("ONE"), "index.json", "tokenizer.json"}
     # The text decides the split, so it is the same for another tokenizer.
     assert data_prep("text", "a.jsonl", "BYTES", *common[:-2], "--workers", 1)[0] == 0

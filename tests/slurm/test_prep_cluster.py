@@ -1,4 +1,4 @@
-"""On a real Slurm, a job of slurm/preprocess.sbatch writes a data set."""
+"""On a real Slurm, an array of slurm/preprocess.sbatch writes one data set."""
 
 import os
 import sys
@@ -53,25 +53,29 @@ def pieces(here: Path) -> list[int]:
     return [int(p.name) for p in folder.glob("[0-9]*")] if folder.exists() else []
 
 
-@pytest.mark.slow  # tests/data_prep/test_resume_prep.py has conversions that are killed
-def test_a_job_that_is_preempted_goes_on(here: Path) -> None:
+@pytest.mark.slow  # tests/data_prep/test_parts.py has parts that are killed, and made twice
+def test_an_array_over_nodes_with_a_task_that_is_preempted(here: Path) -> None:
     slow = script(here.parent / "python", SLOW)
     (here / "slow").touch()
-    shape = ("--partition=preemptible", "preprocess.sbatch")
+    shape = ("--partition=preemptible", "--exclusive", "--array=1-4", "preprocess.sbatch")
     job = submit(here, *shape, "arrays", "x.npy", OUT, *GIVEN, python=str(slow))
-    cluster.wait_for(lambda: 0 < len(pieces(here)) < 40, 180, "some pieces")
-    assert cluster.tool("preempt", job).returncode == 0
-    cluster.wait_for(lambda: cluster.job_state(job) == "PENDING", 180, "the requeue")
-    assert pieces(here)
+    tasks = [f"{job}_{i}" for i in range(1, 5)]
+    cluster.wait_for(lambda: any(12 <= n < 24 for n in pieces(here)), 180, "pieces of part 2")
+    assert cluster.tool("preempt", tasks[1]).returncode == 0
+    cluster.wait_for(lambda: cluster.job_state(tasks[1]) == "PENDING", 180, "the requeue")
+    assert 0 < sum(12 <= n < 24 for n in pieces(here)) < 12
     (here / "slow").unlink()
-    come_back(job)
-    assert ended(here, job) == ["COMPLETED|0:0"]
-    assert "goes on, " in output(here, job)
+    come_back(tasks[1])
+    assert ended(here, *tasks) == ["COMPLETED|0:0"] * 4
+    assert "goes on, " in output(here, tasks[1])
     assert as_the_reference(here)
-    # When everything is done, the job runs again.
+    nodes = cluster.slurm("sacct", "-X", "--noheader", "--format=NodeList%20", "--jobs", job)
+    assert len(set(nodes.split())) > 2
+    # When everything is done, one of the tasks runs again, and so does the whole array.
     before = (here / OUT / "index.json").stat().st_mtime_ns
-    cluster.slurm("scontrol", "requeue", job)
-    come_back(job)
-    assert ended(here, job) == ["COMPLETED|0:0"]
-    assert "already holds this data set" in output(here, job)
+    cluster.slurm("scontrol", "requeue", tasks[0])
+    come_back(tasks[0])
+    job = submit(here, "--array=1-4", "preprocess.sbatch", "arrays", "x.npy", OUT, *GIVEN)
+    assert ended(here, tasks[0], *(f"{job}_{i}" for i in range(1, 5))) == ["COMPLETED|0:0"] * 5
+    assert "already holds this data set" in output(here, tasks[0])
     assert (here / OUT / "index.json").stat().st_mtime_ns == before

@@ -4,6 +4,7 @@ SRC are files with the same columns, or folders with such files (.csv, .tsv, als
 Each CSV file is read by one process: it is a piece of the work.
 
     python -m data_prep table measurements/ OUT --columns id,x,y,label --categorical label
+    python -m data_prep table digits.csv OUT --stack 'image=pixel_*' --cast image=uint8
 
 ints, floats     the same dtype; uint64 is stored as int64 if all values fit
 bool             uint8
@@ -11,11 +12,11 @@ dates, times     int64 in the unit of the column's type, which is in the provena
 text, binary     variable-length uint8 (text as UTF-8); with --categorical int32 codes of the
                  sorted values, whose names are in the index
 lists            fixed-size lists: (n, k); other lists: variable-length
-structs, others  cannot be stored (nor decimals): leave them out, with --columns
+structs, others  cannot be stored (nor decimals): use --drop
 
-A row cannot be used if it has a null, or an integer that does not fit or that a float would round
-(--cast may round floats to a smaller float). Messages give the number of such a row, from 1,
-without the header. --on-error says what happens then.
+A row cannot be used if it has a null and --null gives no value for it, or an integer that does not
+fit or that a float would round (--cast may round floats to a smaller float). Messages give the
+number of such a row, from 1, without the header. --on-error says what happens then.
 
 CSV has no types: the values in the first 4 MiB decide the types for all rows. A later value of
 another type, or a row with too few or too many, is refused, whatever --on-error says. In a column
@@ -39,6 +40,7 @@ from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
+from hpctrain.data.shards.field import Field
 from hpctrain.errors import ConfigError, DataError
 
 ARGUMENTS = f"""
@@ -47,12 +49,18 @@ sources=SRC+ : path
 [table]
 --columns NAME,… ...
     take only these columns, in this order
+--drop NAME,… ...
+    take all columns except these
 --categorical NAME,… ...
     store int32 codes; reads these columns twice
 --cast NAME=DTYPE ...
     the dtype to store, such as x=float32; for CSV also x=text
+--null NAME=VALUE ...
+    the value that replaces nulls
 --rename NAME=FIELD ...
     another name for the field of a column
+--stack FIELD=NAME,… ...
+    store several columns (or patterns) as one field (n, k)
 --delimiter DELIMITER =
     CSV: what separates values (default: a comma; .tsv: a tab)
 --header NAME,…
@@ -66,14 +74,14 @@ sources=SRC+ : path
 class _TableSource(InputSource):
     """See the module."""
 
-    column_of: Mapping[str, Column] = field(default_factory=dict)
+    fields_of: Mapping[str, Sequence[Column]] = field(default_factory=dict)
     csv: Csv = field(default_factory=Csv)
     column: str = ""
 
     def read(self, what: Sequence[FileRange], reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        columns = list(self.column_of.values())
-        names = [column.name for column in columns]
+        columns = [column for group in self.fields_of.values() for column in group]
+        names = list(dict.fromkeys([column.name for column in columns]))
         if self.column and self.column not in names:
             names.append(self.column)
         arrow = pyarrow()
@@ -101,8 +109,10 @@ class _TableSource(InputSource):
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
         good, values = batch.take(kept) if bad else batch, dict[str, Any]()
-        for name, column in self.column_of.items():
-            values[name] = column.values(good.column(column.name))
+        for name, group in self.fields_of.items():
+            arrays: list[Any] = [column.values(good.column(column.name)) for column in group]
+            stacked = self.fields[name].shape != group[0].field.shape
+            values[name] = np.stack(arrays, axis=1) if stacked else arrays[0]
         texts = None
         if self.column:
             texts = [*map(str, batch.column(self.column).take(kept).to_pylist())]
@@ -120,9 +130,12 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         raise ConfigError(f"--delimiter {args.delimiter!r}: it is one ASCII character")
     choice = ColumnChoice(
         columns=listed(args.columns),
+        drop=listed(args.drop),
         categorical=listed(args.categorical),
         cast=pairs("--cast", args.cast),
+        null=pairs("--null", args.null, empty=True),
         rename=pairs("--rename", args.rename, "NAME=FIELD"),
+        stack={name: listed([text]) for name, text in pairs("--stack", args.stack).items()},
     )
     csv = Csv(delimiter=args.delimiter, names=tuple(listed([args.header or ""])))
     found = files.find(args.sources, tables.PATTERNS, args.allow_outside)
@@ -134,19 +147,25 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         outputs = choice.outputs(chosen)
         needed = [*chosen, *([column] if column else [])]
         for path in others:
-            some = needed if choice.columns else None
+            some = needed if choice.columns or choice.drop else None
             _check_same(first, schema, path, csv, some)
         categories = categorical(found.files, choice, csv, schema)
-        column_of = {
-            target: Column.of(
-                name,
-                schema.field(name).type,
-                "" if (cast := choice.cast.get(name, "")) == "text" else cast,
-                categories.get(name),
-            )
-            for target, name in outputs.items()
+        fields_of = {
+            target: [
+                Column.of(
+                    name,
+                    schema.field(name).type,
+                    "" if (cast := choice.cast_of(name, target)) == "text" else cast,
+                    choice.null.get(name),
+                    categories.get(name),
+                )
+                for name in names
+            ]
+            for target, names in outputs.items()
         }
-        fields = {name: each.field for name, each in column_of.items()}
+        fields = {
+            name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
+        }
         for name in fields:
             if set(name) & set(";|\t"):
                 raise ConfigError(f"there is a column {name!r}: is --delimiter right?")
@@ -156,10 +175,10 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         fields=fields,
         pieces=files.pieces(parts, options.shard_bytes),
         identity={
-            "columns": {target: [name] for target, name in outputs.items()},
+            "columns": {target: [c.name for c in group] for target, group in fields_of.items()},
             "types": {name: str(schema.field(name).type) for name in needed},
             "cast": dict(choice.cast),
-            "null": {},  # of an option of before: data sets of then are known again
+            "null": dict(choice.null),
             "categorical": {name: list(map(str, values)) for name, values in categories.items()},
             "csv": [csv.delimiter, csv.names],
         },
@@ -170,12 +189,12 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
             "types": {name: str(schema.field(name).type) for name in chosen},
         },
         categories={
-            target: list(map(str, each.categories))
-            for target, each in column_of.items()
-            if each.categories is not None
+            target: list(map(str, group[0].categories))
+            for target, group in fields_of.items()
+            if target not in choice.stack and group[0].categories is not None
         },
         columns=schema.names,
-        column_of=column_of,
+        fields_of=fields_of,
         csv=csv,
         column=column,
     )
@@ -191,16 +210,21 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
         return tables.schema_of(path, csv), csv
     schema = tables.schema_of(path, csv)
     chosen = frozenset(choice.choose(schema.names))
+    outputs = {
+        name: target
+        for target, names in choice.outputs([n for n in schema.names if n in chosen]).items()
+        for name in names
+    }
     types, exact = {}, set()
     for name, kind in zip(schema.names, schema.types, strict=True):
-        cast = choice.cast.get(name, "")
+        cast = choice.cast_of(name, outputs.get(name, ""))
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind):
             if name in chosen:
                 raise DataError(
                     f"{path}: column {name!r} has no value in the first rows that have "
-                    f"{len(schema)}, as the header; --cast {name}=DTYPE gives it a type, "
-                    "--columns leaves it out"
+                    f"{len(schema)}, as the header; --cast {name}=DTYPE gives it a type, --drop "
+                    "leaves it out"
                 )
             kind = pa.string()
         if pa.types.is_floating(kind) and not cast.startswith("float"):
@@ -241,3 +265,19 @@ def _check_same(first: str, schema: Any, path: str, csv: Csv, needed: Sequence[s
                 f"the files have different columns: {name!r} is {kinds[0]} in {first}, "
                 f"{kinds[1]} in {path}"
             )
+
+
+def _field(name: str, group: Sequence[Column], stack: bool) -> Field:
+    """Return the field that stores a column, or several columns that are stacked."""
+    first, named = group[0].field, f"--stack {name}: {group[0].name!r} is {group[0].field}"
+    if not stack:
+        return first
+    if first.variable:
+        raise ConfigError(f"{named}; it has no fixed size")
+    for column in group:
+        if column.field != first:
+            raise ConfigError(
+                f"{named}, {column.name!r} is {column.field}; they have to be of one fixed size "
+                f"and dtype, --cast {name}=DTYPE"
+            )
+    return Field(first.dtype, (len(group), *first.shape))

@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from data_prep.formats.tables import csv_files
+from data_prep.formats.tables.columns import Column
+from hpctrain.errors import ConfigError
 from tests.data_prep.read_back import as_text, rows
 
 LARGE = 2**53 + 1  # the first integer that float64 does not have
@@ -45,6 +48,12 @@ def test_floats_that_are_large_are_no_integers(data_prep):
     assert rows()["x"].tolist() == values
 
 
+def test_a_null_value_that_would_be_rounded_is_refused():
+    assert Column.of("x", pa.float64(), null=str(LARGE - 1)).null.as_py() == 2.0**53
+    with pytest.raises(ConfigError, match=f"--null x={LARGE}: a double would round it"):
+        Column.of("x", pa.float64(), null=str(LARGE))
+
+
 @pytest.mark.parametrize(
     ("content", "more", "words"),
     [
@@ -67,3 +76,9 @@ def test_refusals(data_prep, here, content, more, words):
     assert words in err
     assert err.count("\n") == 1
     assert not (here / "OUT").exists()
+
+
+def test_a_stack_does_not_take_a_column_that_has_its_name(data_prep):
+    Path("a.csv").write_text("x,p1,p2\n1,2,3\n")
+    err = data_prep.refused("table", "a.csv", "OUT", "--stack", "x=p*", code=2)
+    assert "'x' and 'p1' would both be 'x'" in err

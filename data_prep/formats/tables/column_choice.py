@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from data_prep.formats.tables import tables
-from data_prep.formats.tables.columns import plain
+from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
 from data_prep.source import SourceFile
 from hpctrain.base.terminal.terminal import few
@@ -17,28 +18,59 @@ class ColumnChoice:
     """The columns that become fields, and how; see the options of the same names."""
 
     columns: Sequence[str] = ()
+    drop: Sequence[str] = ()
     categorical: Sequence[str] = ()
     cast: Mapping[str, str] = field(default_factory=dict)
+    null: Mapping[str, str] = field(default_factory=dict)
+    stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
 
     def choose(self, names: Sequence[str]) -> list[str]:
         """Return those of these columns that become fields."""
+        options = {
+            "--columns": self.columns,
+            "--drop": self.drop,
+            "--categorical": self.categorical,
+            "--null": self.null,
+            "--rename": self.rename,
+            "--cast": [name for name in self.cast if name not in self.stack],
+        }
         there = frozenset(names)
-        for option in ("columns", "categorical", "rename", "cast"):
-            for name in getattr(self, option):
+        for option, given in options.items():
+            for name in given:
                 if name not in there:
-                    raise ConfigError(f"--{option} {name}: there is no such column; {_has(names)}")
-        return list(dict.fromkeys(self.columns)) or list(names)
+                    raise ConfigError(f"{option} {name}: there is no such column; {_has(names)}")
+        if self.columns and self.drop:
+            raise ConfigError("--columns and --drop: give one of them")
+        dropped = frozenset(self.drop)
+        chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in dropped]
+        if not chosen:
+            raise ConfigError("--drop leaves no column")
+        return chosen
 
-    def outputs(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the column of each field."""
-        outputs: dict[str, str] = {}
+    def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Return the fields, each with its column, or with the columns that are stacked in it."""
+        stacked: dict[str, str] = {}
+        there = frozenset(names)
+        for target, patterns in self.stack.items():
+            for pattern in patterns:
+                single = pattern in there and not set(pattern) & set("*?[")
+                matching = (n for n in names if n == pattern or fnmatchcase(n, pattern))
+                found = [pattern] if single else list(matching)
+                if not found:
+                    raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
+                stacked |= dict.fromkeys(found, target)
+        outputs: dict[str, list[str]] = {}
         for name in names:
-            target = self.rename.get(name, name)
-            if target in outputs:
-                raise ConfigError(f"{outputs[target]!r} and {name!r} would both be {target!r}")
-            outputs[target] = name
+            target = stacked.get(name) or self.rename.get(name, name)
+            if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
+                raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
+            outputs.setdefault(target, []).append(name)
         return outputs
+
+    def cast_of(self, name: str, target: str) -> str:
+        """Return the dtype that --cast gives for a column or for its stacked field, or ""."""
+        return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
 
 
 def listed(given: Sequence[str]) -> list[str]:
@@ -69,8 +101,12 @@ def categorical(
             for rows in tables.rows_of(part, names, csv):
                 for name in names:
                     found[name].update(rows.batch.column(name).unique().to_pylist())
-    for values in found.values():
-        values.discard(None)
+    for name, values in found.items():
+        if None in values:
+            values.remove(None)
+            if name in choice.null:  # the value that replaces nulls
+                null = Column.of(name, schema.field(name).type, null=choice.null[name]).null
+                values.add(null.as_py())
     return {name: sorted(values) for name, values in found.items()}
 
 

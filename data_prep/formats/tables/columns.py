@@ -11,6 +11,7 @@ dictionary-encoded        the field of the values
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.errors import ConfigError, DataError
 
 _CODES = "int32"  # dtype of the codes of categories
+WHOLE = re.compile(r"[+-]?\d{1,300}")
 SHOWN = 60  # characters of a value in a message
 
 
@@ -36,6 +38,8 @@ class Column:
     type: Any  # arrow type
     field: Field  # the field that stores it
     cast: str = ""  # the dtype of --cast, or ""
+    # The value that replaces nulls, of `type`; None if rows with nulls cannot be used.
+    null: Any = None
     categories: Sequence[Any] | None = None  # the values, if the field stores their codes
 
     @classmethod
@@ -44,9 +48,12 @@ class Column:
         name: str,
         kind: Any,
         cast: str = "",
+        null: str | None = None,
         categories: Sequence[Any] | None = None,
     ) -> "Column":
         """Decide what a column of the Arrow type `kind` becomes."""
+        import pyarrow as pa
+
         kind = plain(kind)
         inner, shape, variable = _layout(kind)
         if cast and (cast not in DTYPES or _is_text(kind)):
@@ -63,11 +70,22 @@ class Column:
                 field = Field(cast or dtype, shape, variable)
             except DataError as error:
                 raise DataError(f"the column {name!r} of {kind}: {error}") from None
-        return cls(name, kind, field, cast, categories)
+        value = None
+        if null is not None:
+            if not _is_text(kind) and (variable or shape):
+                raise ConfigError(f"--null {name}={null}: the column has lists, not single values")
+            try:
+                value = pa.scalar(null).cast(kind)
+            except (pa.ArrowException, ValueError):
+                raise ConfigError(f"--null {name}={null}: that is no {kind}") from None
+            floating = pa.types.is_floating(kind)
+            if floating and WHOLE.fullmatch(null) and value.as_py() != int(null):
+                raise ConfigError(f"--null {name}={null}: a {kind} would round it")
+        return cls(name, kind, field, cast, value, categories)
 
     def problems(self, array: Any) -> dict[int, str]:
         """Return the rows of an array that cannot be stored, each with the reason."""
-        array = _decoded(array)
+        array = self._plain(array)
         found: dict[int, str] = {}
         rows = np.arange(len(array))
         if array.null_count:
@@ -100,7 +118,7 @@ class Column:
 
     def values(self, array: Any) -> Array | Ragged:
         """Convert an array without problems to (n, *shape) or to a `Ragged`."""
-        array = _decoded(array)
+        array = self._plain(array)
         if self.categories is not None:
             return self._codes(array)
         if _is_text(array.type):
@@ -109,6 +127,16 @@ class Column:
         values = _numbers(leaves)
         values = values.astype(self.field.dtype, copy=False).reshape(-1, *self.field.shape)
         return Ragged(values, offsets_of(lengths)) if self.field.variable else values
+
+    def _plain(self, array: Any) -> Any:
+        """Return the array without dictionaries; replace nulls if `null` is set."""
+        import pyarrow as pa
+
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if self.null is not None and array.null_count:
+            array = array.fill_null(self.null.cast(array.type))
+        return array
 
     def _codes(self, array: Any) -> NDArray[np.int32]:
         import pyarrow as pa
@@ -124,14 +152,7 @@ class Column:
             return "a list may be empty, but has to be there"
         if self.field.shape:
             return "a list of a fixed size has to be there"
-        return "--on-error skip leaves such rows out, a function for `data_prep python` fills them"
-
-
-def _decoded(array: Any) -> Any:
-    """Return the array without dictionaries."""
-    import pyarrow as pa
-
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        return f"--null {self.name}=VALUE gives such rows a value"
 
 
 def plain(kind: Any) -> Any:
@@ -186,7 +207,7 @@ def _dtype(name: str, kind: Any, inner: Any) -> str:
             f"the column {name!r} is {kind}: no field holds such numbers; `cast` of pyarrow's "
             "tables, or of datasets, makes float64 or int64 of them"
         )
-    how = "--columns leaves it out"
+    how = "--columns or --drop leave it out"
     if types.is_struct(inner):
         how += "; `flatten()` of pyarrow's tables, or of datasets, makes columns of its members"
     raise DataError(f"the column {name!r} is {kind}, which no field can hold; {how}")

@@ -23,7 +23,7 @@ from hpctrain.errors import DataError, HpctrainError
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
-    "arrays": ("sources.arrays", "npy, HDF5"),
+    "arrays": ("sources.arrays", "npy, npz, HDF5"),
     "table": ("sources.table", "CSV, Parquet: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
     "python": ("sources.python", "FILE.py:NAME, a generator of dicts"),

@@ -1,6 +1,6 @@
 """Arrays as fields: NumPy and HDF5 files. The first axis counts the samples.
 
-    arrays x.npy y.npy OUT                       fields x and y
+    arrays x.npy y.npy more.npz OUT              fields x, y, and the keys of more.npz
     arrays OUT --field image=FILE.h5:/x/data     an array in HDF5
     arrays OUT --field u=run1.npy --field u=run2.npy    joined along the sample axis
                --field u='run*.h5:u'             joined in natural order: run2 before run10
@@ -27,11 +27,11 @@ Values do not change, with these exceptions:
   be cut off, cannot be used.
 
 Values that were never written are refused: chunks that a file does not have. --unwritten
-NAME takes the fill value for them, if there is one. External links and virtual datasets of HDF5 are
-refused.
+NAME takes the fill value for them, if there is one. So is content that
+does not have the checksum of its .npz. External links and virtual datasets of HDF5 are refused.
 
 Files may be larger than memory: about 8 MB of each field are in memory at a time, or up to 128 MB
-if the array is compressed or transposed.
+if the array is compressed or transposed. Arrays of an .npz are read whole.
 """
 
 import argparse
@@ -60,7 +60,7 @@ from hpctrain.errors import ConfigError, DataError
 
 ARGUMENTS = f"""
 files=FILE* : path
-    .npy
+    .npy or .npz
 --field NAME=FILE[:KEY] ...
     an array as the field NAME; the arrays of a repeated NAME are joined
 --axis NAME=K ...

@@ -10,6 +10,7 @@ import json
 import os
 import tarfile
 import tempfile
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -55,6 +56,22 @@ def files(name: str) -> dict[str, bytes]:
             os.chdir(before)
         found = sorted(path for path in Path(folder).rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+# NumPy
+
+
+def npz(method: int) -> Callable[[], None]:
+    def make() -> None:
+        with zipfile.ZipFile("x.npz", "w", method) as archive:
+            for name, array in (("x", X), ("y", Y)):
+                content = io.BytesIO()
+                np.save(content, array)
+                info = zipfile.ZipInfo(f"{name}.npy")  # without the time of today
+                info.compress_type = method
+                archive.writestr(info, content.getvalue())
+
+    return make
 
 
 # HDF5
@@ -210,6 +227,8 @@ CASES = {
     "npy": Case(
         lambda: np.save("x.npy", X), "x.npy", ("arrays", "x.npy"), lambda: {"x": np.load("x.npy")}
     ),
+    "npz": Case(npz(zipfile.ZIP_STORED), "x.npz", ("arrays", "x.npz")),
+    "npz deflate": Case(npz(zipfile.ZIP_DEFLATED), "x.npz", ("arrays", "x.npz")),
     "hdf5": Case(hdf5(), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5),
     "hdf5 chunks": Case(
         hdf5(chunks=(1, 2), compression="gzip"), "x.h5", (*ARRAY, "x=x.h5:x"), read_hdf5

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import zipfile
 from pathlib import Path
 
 import h5py
@@ -36,6 +37,8 @@ def make():
     np.save("fortran.npy", np.asfortranarray(X))
     np.save("last.npy", np.moveaxis(X, 0, 2).copy())
     np.save("middle.npy", np.asfortranarray(np.moveaxis(X, 0, 1)))
+    np.savez("plain.npz", a=X, label=np.arange(COUNT))
+    np.savez_compressed("small.npz", a=X, fortran=np.asfortranarray(X), last=np.moveaxis(X, 0, 2))
     X.tofile("x.bin")
     with h5py.File("x.h5", "w") as file:
         file["group/data"] = X
@@ -73,13 +76,17 @@ def test_every_format_gives_the_same(here, convert):
         "fortran": "fortran.npy",
         "last": "last.npy",
         "middle": "middle.npy",
+        "npz": "plain.npz:a",
+        "compressed": "small.npz:a",
+        "compressed_fortran": "small.npz:fortran",
+        "compressed_last": "small.npz:last",
         "h5": "x.h5:/group/data",
         "h5_big": "x.h5:big",
         "h5_chunked": "x.h5:chunked",
         "h5_link": "x.h5:link",
         "h5_last": "x.h5:last",
     }
-    axes = {"last": 2, "middle": 1, "h5_last": -1}
+    axes = {"last": 2, "middle": 1, "compressed_last": -1, "h5_last": -1}
     fields = [word for name, where in wheres.items() for word in ("--field", f"{name}={where}")]
     axis = [word for name, k in axes.items() for word in ("--axis", f"{name}={k}")]
     rows = convert(*fields, *axis, "--shard-size", "25KB", said="100 samples (train 100)")
@@ -88,7 +95,7 @@ def test_every_format_gives_the_same(here, convert):
         assert values.dtype == np.float32, name
         assert np.array_equal(values, X), name
     source = Index.load(here / "OUT").provenance["source"]
-    assert source["fields"]["h5"] == {"from": f"{here}/x.h5:/group/data"}
+    assert source["fields"]["npz"] == {"from": f"{here}/plain.npz:a"}
     assert source["fields"]["last"] == {"from": f"{here}/last.npy", "axis": 2}
 
 
@@ -96,14 +103,15 @@ def test_numpy_files_need_no_names(here, data_prep):
     np.save("flag.npy", np.arange(COUNT) % 3 == 0)
     np.save("big.npy", np.arange(COUNT).astype(">i4"))
     code, out, err = data_prep(
-        *("arrays", "x.npy", "big.npy", "flag.npy", "fortran.npy", "OUT"),
+        *("arrays", "x.npy", "big.npy", "flag.npy", "fortran.npy", "plain.npz", "OUT"),
         *("--field", "id=y.npy", "--shard-size", "5KB"),
     )
     assert (code, err) == (0, "")
     assert "100 samples (train 100)" in out
     reader = Reader(here / "OUT", "train")
     assert [f"{name} {field}" for name, field in reader.fields.items()] == [
-        *("x float32[3, 4]", "big int32", "flag uint8", "fortran float32[3, 4]", "id int64"),
+        *("x float32[3, 4]", "big int32", "flag uint8", "fortran float32[3, 4]"),
+        *("a float32[3, 4]", "label int64", "id int64"),
     ]
     rows = read_back.rows("OUT")
     for name, file in {"x": "x", "big": "big", "flag": "flag", "id": "y"}.items():
@@ -238,10 +246,17 @@ def damaged(name):
     match name:
         case "object.npy":
             np.save(name, np.array([{}] * COUNT, dtype=object), allow_pickle=True)
+        case "object.npz":
+            np.savez(name, o=np.array([{}] * COUNT, dtype=object))
         case "two.npy":
             with open(name, "wb") as file:
                 np.save(file, X)
                 np.save(file, X)
+        case "twice.npz":
+            with zipfile.ZipFile(name, "w") as archive:
+                archive.write("x.npy", "x.npy")
+                with pytest.warns(UserWarning, match="Duplicate name"):
+                    archive.write("x.npy", "x.npy")
         case "huge.npy":
             header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000000000,)}\n"
             Path(name).write_bytes(b"\x93NUMPY\x01\x00" + bytes([len(header), 0]) + header)
@@ -270,7 +285,9 @@ def damaged(name):
     [
         ("nope.npy", "nope.npy cannot be read: No such file"),
         ("object.npy", "object.npy is not readable as NumPy: Array can't be memory-mapped: Python"),
+        ("object.npz", "object.npz is of dtype object: save arrays of numbers"),
         ("two.npy", "two.npy: its header says 4,800 bytes of data, 9,728 are there; a file"),
+        ("twice.npz:x", "twice.npz holds 'x' twice"),
         ("huge.npy", "huge.npy is not readable as NumPy: "),
         ("noise.npy", "noise.npy is not readable as NumPy: the magic string is not correct"),
         ("folder.npy", "folder.npy is a folder"),
@@ -295,11 +312,11 @@ def test_files_that_cannot_be_read(here, data_prep, where, words):
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        ([], "give .npy files before OUT, or --field NAME=FILE"),
+        ([], "give .npy or .npz files before OUT, or --field NAME=FILE"),
         (["--field", "x"], "--field 'x' is not NAME=FILE"),
         (["--field", "x=x.h5"], "x.h5 holds several arrays; there are: /big >f4"),
         (["--field", "x=x.h5:/nope"], "x.h5 has no array '/nope'; there are: /big"),
-        (["--field", "x=plain.npz:a"], "its name does not say what it is; FILE.npy, FILE.h5:/PATH"),
+        (["--field", "x=plain.npz"], "plain.npz holds several arrays; there are: a; label."),
         (["--field", "x=nope*.npy"], "no file matches 'nope*.npy'"),
         (["--field", "x=x.npy:a"], "a .npy file holds one array, and takes no key"),
         (["--field", "x=x.bin"], "x.bin: its name does not say what it is; FILE.npy, "),
@@ -385,3 +402,13 @@ def test_a_source_that_is_cut_off_while_it_is_read(here):
     np.save("new.npy", np.zeros(2))
     with pytest.raises(DataError, match=r"new\.npy was changed while it was being read"):
         list(source.read(source.pieces[0].what, BadRecords("stop")))
+
+
+def test_reading_goes_on_in_a_compressed_npz(here):
+    """Pieces of a compressed stream can be read in any order."""
+    source = arrays([], ["x=small.npz:a"], Options(480))
+    order = [*range(len(source.pieces)), 0, 5, 3]
+    for number in order:
+        start, stop = source.pieces[number].what
+        (block,) = source.read((start, stop), BadRecords("stop"))
+        assert np.array_equal(block.values["x"], X[start:stop])

@@ -186,6 +186,18 @@ def test_a_damaged_tree_of_groups(tmp_path, refused):
 # Checksums that the source has
 
 
+def test_an_npz_that_hides_an_array(tmp_path, refused):
+    np.savez("x.npz", x=X, y=X)
+    path = tmp_path / "x.npz"
+    entry = path.read_bytes().index(b"PK\1\2")
+    (size,) = struct.unpack_from("<H", path.read_bytes(), path.read_bytes().rindex(b"PK\1\2") + 28)
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<H", content, entry + 32, 46 + size)  # the next entry is taken for a comment
+    path.write_bytes(content)
+    assert list(np.load(path)) == ["x"]
+    refused("x.npz is damaged: it says 2 arrays, and lists 1", "arrays", "x.npz", "OUT")
+
+
 def test_a_page_of_parquet_that_arrow_skips(tmp_path, refused):
     pa = pytest.importorskip("pyarrow")
     from pyarrow import parquet
@@ -213,10 +225,11 @@ def test_a_compressed_text_of_which_nothing_is_left(tmp_path, refused, suffix):
 
 
 def test_a_refused_conversion_leaves_the_folders_that_were_there(tmp_path, data_prep):
-    Path("x.npy").write_bytes(b"no array")
+    np.savez("x.npz", x=X)
+    flip(tmp_path / "x.npz", 3000)
     (tmp_path / "mine").mkdir()
     for out in ("mine", "mine/a/b"):
-        assert data_prep("arrays", "x.npy", out, "--workers", 1)[0] == 3
+        assert data_prep("arrays", "x.npz", out, "--workers", 1)[0] == 3
         assert list((tmp_path / "mine").iterdir()) == []
 
 
@@ -238,6 +251,7 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
     Path("photos").mkdir()
     for path, *args in (
         (put("x.tar"), "webdataset", "x.tar"),
+        (put("x.npz"), "arrays", "x.npz"),
         (put("photos.csv"), "images", "photos.csv"),
         (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
         (put("x.py"), "python", "x.py:f"),

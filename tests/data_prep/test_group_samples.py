@@ -89,18 +89,20 @@ def test_a_pattern_with_an_axis_joins(recordings, data_prep):
 def test_a_file_per_sample(data_prep):
     for i in range(12):
         np.save(f"sim{i}.npy", EEG[i])
+        np.savez(f"sim{i}.npz", u=EEG[i], t=float(i))
         with h5py.File(f"sim{i}.h5", "w") as file:
             file["u"] = EEG[i]
             file.attrs["re"] = i
     args = [
-        *("--field", "a=sim*.npy", "--field", "c=sim*.h5:u", "--field", "re=sim*.h5:/@re"),
+        *("--field", "a=sim*.npy", "--field", "b=sim*.npz:u", "--field", "c=sim*.h5:u"),
+        *("--field", "re=sim*.h5:/@re", "--field", "t=sim*.npz:t"),
     ]
-    axes = [word for name in ("a", "c", "re") for word in ("--axis", f"{name}=none")]
+    axes = [word for name in ("a", "b", "c", "re", "t") for word in ("--axis", f"{name}=none")]
     assert data_prep("arrays", "OUT", *args, *axes)[0] == 0
     rows = read_back.rows()
-    for name in "ac":
+    for name in "abc":
         assert (rows[name] == EEG[:12]).all()
-    assert rows["re"].tolist() == list(range(12))
+    assert rows["re"].tolist() == rows["t"].tolist() == list(range(12))
 
 
 def test_text_names_the_split(recordings, data_prep):
@@ -179,3 +181,11 @@ def test_what_is_of_matlab_or_sparse_is_refused(data_prep, command, key, words):
             file[name] = np.arange(4)
     args = ("OUT", "--field", f"x=m.h5:/{key}") if command == "arrays" else ()
     data_prep.refuses(3, words, command, *(args or ("m.h5", "--field", f"x=/{key}")))
+
+
+def test_sparse_matrices_of_scipy_are_refused(data_prep):
+    from scipy import sparse
+
+    matrix = sparse.csr_matrix(np.eye(3))
+    sparse.save_npz("s.npz", matrix)
+    data_prep.refuses(3, "s.npz is a sparse matrix of SciPy", "arrays", "s.npz", "OUT")

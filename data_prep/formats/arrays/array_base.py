@@ -2,7 +2,7 @@
 
 A format says its arrays' names, and of one array the dtype, the shape, the chunks and how rows
 along an axis are read. The rest is done here once: which axis counts the samples, arrays that are
-one sample, chunks that are read once, errors, and closing. `array_numpy` reads .npy,
+one sample, chunks that are read once, errors, and closing. `array_numpy` reads .npy and .npz,
 `array_hdf5` HDF5; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
@@ -24,7 +24,7 @@ from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
-FORMS = "FILE.npy, FILE.h5:/PATH (or a pattern, /*/PATH)"
+FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH)"
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
 SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
@@ -43,11 +43,11 @@ class Where:
 
     @property
     def kind(self) -> str:
-        """The format by the file's ending: npy, hdf5; "" for others."""
+        """The format by the file's ending: npy, npz, hdf5; "" for others."""
         name = self.path.rstrip("/").lower()
         if name.endswith(HDF5):
             return "hdf5"
-        return "npy" if name.endswith(".npy") else ""
+        return name[-3:] if name.endswith((".npy", ".npz")) else ""
 
 
 class ArrayFile(ABC):
@@ -189,9 +189,10 @@ def choose(where: Where, names: Mapping[str, str]) -> str:
     problem = f"has no array {where.key!r}" if where.key else "holds several arrays"
     name = next(iter(names))
     of = re.sub(r"[^A-Za-z0-9_.-]", "_", name.rpartition("/")[2]) or "x"
+    group = "" if where.kind == "npz" else "; a pattern, /*/x, takes one of each group as a sample"
     raise ConfigError(
         f"{where.path} {problem}; there are: {few(shown, 20, '; ')}. For example: "
-        f"--field {of}={where.path}:{name}; a pattern, /*/x, takes one of each group as a sample"
+        f"--field {of}={where.path}:{name}{group}"
     )
 
 

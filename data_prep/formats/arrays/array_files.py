@@ -42,6 +42,7 @@ def natural(text: str) -> tuple[Any, ...]:
 _Open = Callable[[Where, int | None, ExitStack], ArrayFile]
 _FORMATS: dict[str, _Open] = {
     "npy": array_numpy.open_npy,
+    "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
 }
 
@@ -80,8 +81,8 @@ def _check_file(where: Where) -> None:
     """Check that the file exists and is not a folder, pipe or device."""
     if where.kind not in _FORMATS:
         raise ConfigError(
-            f"{where}: its name does not say what it is; {FORMS}. For .npz, NetCDF, Zarr, raw "
-            f"numbers (numpy.memmap) and others, {OTHERS}"
+            f"{where}: its name does not say what it is; {FORMS}. For NetCDF, Zarr, raw numbers "
+            f"(numpy.memmap) and others, {OTHERS}"
         )
     with reading(where):
         mode = os.stat(where.path).st_mode
@@ -91,11 +92,14 @@ def _check_file(where: Where) -> None:
 
 
 def _named_by_files(files: Iterable[Path]) -> Iterator[tuple[str, Where]]:
-    """Yield the fields of files without `--field`: an .npy by its stem."""
+    """Yield the fields of files without `--field`: an .npy by its stem, an .npz by its keys."""
     for path in map(str, files):
         where = Where(path)
         if where.kind == "npy":
             yield Path(path).stem, where
+        elif where.kind == "npz":
+            for key in array_numpy.npz_names(path):
+                yield key, Where(path, key)
         else:
             open_array(where).close()  # raises an error that lists the arrays
             raise ConfigError(f"{path}: say which field it is: --field NAME={path}")
@@ -138,7 +142,7 @@ def addresses(
         if times > 1:
             raise ConfigError(f"{where} is there twice in the field {name!r}")
     if not wheres:
-        raise ConfigError(f"give .npy files before OUT, or --field NAME=FILE; {FORMS}")
+        raise ConfigError(f"give .npy or .npz files before OUT, or --field NAME=FILE; {FORMS}")
     _check_groups({name: found for name, found in wheres.items() if found[0].matched})
     return wheres, notes
 

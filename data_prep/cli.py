@@ -26,7 +26,7 @@ COMMANDS = {
     "arrays": ("sources.arrays", "npy, npz, HDF5"),
     "table": ("sources.table", "CSV, Parquet: columns as fields"),
     "webdataset": ("sources.webdataset", "tar files of samples"),
-    "python": ("sources.python", "FILE.py:NAME, a generator of dicts or a torch Dataset"),
+    "python": ("sources.python", "FILE.py:NAME, a generator of dicts"),
     "sample": ("sources.sample", "small data sets for first runs; nothing to download"),
     "repack": ("sources.repack", "write a data set again, in other shards, codec or order"),
     "index": ("tools.adopt", "adopt HDF5 files in place: write only index.json"),

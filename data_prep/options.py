@@ -11,12 +11,12 @@ import argparse
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from data_prep.writing.compression import CODECS, Compression
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
-from hpctrain.data.shards.compression import LEVELS, Compression
 from hpctrain.errors import ConfigError
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -34,19 +34,15 @@ _OPTION = re.compile(
     + _TYPE
 )
 _POSITIONAL = re.compile(r"(?P<name>\w+)=(?P<value>\{.*\}|\w+)(?P<nargs>[+*]?)" + _TYPE)
-_LEVELS = ", ".join(f"{name} {levels[1]}" for name, levels in LEVELS.items() if levels)
 _WRITING = f"""
 out=OUT : path
     folder to write
 [writing]
 --shard-size SIZE = 256MiB
     the most data in one shard, before compression, such as 64MB or 1GiB
---codec {{{",".join(LEVELS)}}} = none
+--codec {{{",".join(CODECS)}}} = none
     how shards are compressed: shards with none can be mapped into memory, every HDF5 reads gzip,
     lz4 is the fastest, zstd is small and fast
---level N : int
-    level of the codec: gzip 1-9, zstd 1-22; a higher level is smaller and slower
-    (default: {_LEVELS})
 --split SPLIT =
     train=0.9,val=0.1 splits by a hash of the sample, so that a sample stays in its split when data
     is added; column:NAME takes the split from a column or field; file:train=PATTERN,val=PATTERN
@@ -56,11 +52,9 @@ out=OUT : path
 --group FIELD
     keep samples with the same value of this field or column, such as a patient, in one split, with
     the fractions met as well as possible (reads the source twice)
---dedup {{none,exact}} = none
-    exact: leave out samples that are equal to an earlier one (reads the source twice)
---on-error {{stop,skip,collect}} = stop
-    for records that cannot be used. stop: end at the first one; skip: leave them out; collect: read
-    everything, report all of them, and write nothing if there are any
+--on-error {{stop,skip}} = stop
+    for records that cannot be used. stop: end at the first one; skip: leave them out, and list them
+    in OUT/problems.jsonl
 --nan {{allow,refuse}} = allow
     refuse: treat samples with values that are not finite as records that cannot be used
 --workers N : positive
@@ -84,7 +78,6 @@ class Options:
     split: Split = field(default_factory=lambda: Fractions({"train": 1.0}))
     stratify: str = ""
     group: str = ""
-    dedup: str = "none"
     on_error: str = "stop"
     nan: str = "allow"
     workers: int = 1
@@ -97,16 +90,16 @@ class Options:
     @classmethod
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
-        for option in ("dedup", "stratify", "group") if args.part else ():
+        for option in ("stratify", "group") if args.part else ():
             if vars(args)[option] not in ("none", "", None):
                 raise ConfigError(
                     f"--{option} has to see all samples, --part only some: leave it out here, and "
                     f"after `finalize` run `python -m data_prep repack OUT NEW --{option} …`"
                 )
-        names = ("stratify", "dedup", "on_error", "nan", "overwrite", "quiet")
+        names = ("stratify", "on_error", "nan", "overwrite", "quiet")
         return cls(
             shard_bytes=_parse_size(args.shard_size),
-            compression=Compression(args.codec, args.level),
+            compression=Compression(args.codec),
             split=parse_split(args.split or "train=1"),
             by_own=not args.split,
             group=args.group or "",
@@ -122,9 +115,8 @@ class Options:
 
         `on_error` is not among them: it only decides whether there is a result.
         """
-        codec = asdict(self.compression)
-        if self.compression.codec == "none":
-            codec = {"codec": "none"}
+        compressed = self.compression.codec != "none"
+        codec = self.compression.as_json() if compressed else {"codec": "none"}
         return {
             "shard_bytes": self.shard_bytes,
             **codec,
@@ -132,14 +124,14 @@ class Options:
             "stratify": self.stratify,
             # Left out where there is none, so that earlier data sets are known again.
             **({"group": self.group} if self.group else {}),
-            "dedup": self.dedup,
+            "dedup": "none",  # an option of before: data sets of then are known again
             "nan": self.nan,
         }
 
     @property
     def two_passes(self) -> bool:
         """Return whether all samples must be read once before the first one is written."""
-        return self.dedup != "none" or bool(self.stratify or self.group)
+        return bool(self.stratify or self.group)
 
     @property
     def decides_splits(self) -> bool:
@@ -155,7 +147,7 @@ class Options:
 def add_options(parser: Any, text: str) -> None:
     """Add arguments to a parser, or to a group of it.
 
-    The text lists them as --help does: a line such as `--level N = 3 : int` for each, and its help
+    The text lists them as --help does: a line such as `--pieces N = 3 : int` for each, and its help
     below. `{a,b}` in place of N are the choices, nothing is a switch. `= 3` is the default, which
     the help then names. An option with `...` may be repeated, and its value is a list. The line
     `paths=FILE+ : path` is a positional argument; `[NAME]` begins a group, `[]` ends it, and

@@ -17,13 +17,14 @@ from data_prep.writing.commit import (
     storage_error,
     unlock,
 )
+from data_prep.writing.compression import Compression
 from data_prep.writing.sample_schema import ArrayBatch, check_batch, check_fields
 from data_prep.writing.shard_files import ShardFiles
-from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.index import Index
-from hpctrain.data.shards.shard import NONE
 from hpctrain.errors import DataError
+
+_NONE = Compression()
 
 
 def write_shards(
@@ -32,7 +33,7 @@ def write_shards(
     *,
     fields: Mapping[str, Field] | None = None,
     max_bytes: int = 256 * 2**20,
-    compression: Compression = NONE,
+    compression: Compression = _NONE,
     categories: Mapping[str, Sequence[str]] | None = None,
     provenance: Mapping[str, Any] | None = None,
 ) -> Index:

@@ -7,8 +7,8 @@ SRC.csv                    columns `path` (relative to the list) and `label`; an
                            decide the split: --split column:NAME
 
 The fields are image and label (int64). If all labels of a list are whole numbers, they are the
-values of the field. Otherwise they are class names, numbered in the order of their bytes or of
---classes. In a folder, hidden files and files without the suffix of an image are ignored and
+values of the field. Otherwise they are class names, numbered in the order of their bytes. In a
+folder, hidden files and files without the suffix of an image are ignored and
 counted. For a split such as `train=0.9,val=0.1`, the path of an image decides, so options such as
 --size do not change it.
 """
@@ -27,7 +27,6 @@ import numpy as np
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
-from data_prep.formats.images.labelled import classes as read_classes
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import SampleCollector, Unusable
 from data_prep.options import Options, writing
@@ -43,8 +42,6 @@ source=SRC : path
 [labels]
 --no-labels
     write no labels
---classes FILE : path
-    class names, one per line, in their order
 --path-column NAME = path
     the list's column of paths
 --label-column NAME = label
@@ -93,9 +90,6 @@ class _ImageSource(InputSource):
 def source(args: argparse.Namespace, options: Options) -> InputSource:
     """Return image files with their labels."""
     path, labels, pixels = args.source, not args.no_labels, Pixels.of(args)
-    if args.classes and not labels:
-        raise ConfigError("--classes and --no-labels: one of them")
-    fixed = read_classes(args.classes) if args.classes else None
     split, by_column = options.column, isinstance(options.split, ByColumn)
     problems, ignored = BadRecords(options.on_error), list[str]()
     if not path.exists():
@@ -105,15 +99,15 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         raise ConfigError(f"{given}: a folder of images has column:{FOLDER}")
     how: Any = {"labels": labels, "split": bool(split), "outside": args.allow_outside}
     if path.is_dir():
-        found = by_folder(path, SUFFIXES, problems, ignored, fixed, **how)
+        found = by_folder(path, SUFFIXES, ignored, **how)
     else:
         columns = [args.path_column, *[args.label_column] * labels, *[split] * bool(split)]
-        found = by_list(path, columns, problems, fixed, **how)
+        found = by_list(path, columns, problems, **how)
     if not found:
         raise DataError(f"{path} has no images{problems.why()}")
     names: list[str] | None = None
     if labels:
-        names, found.labels = numbers(found, fixed)
+        names, found.labels = numbers(found)
     for name in set(found.column) if by_column else ():
         check_name(name, "split")
     spec = pixels.field or _first(pixels, found, BadRecords(options.on_error), path)

@@ -2,7 +2,7 @@
 
     python -m data_prep repack SRC OUT --shard-size 1GiB --codec zstd
     python -m data_prep repack SRC OUT --shuffle 0
-    python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label --dedup exact
+    python -m data_prep repack SRC OUT --split train=0.9,val=0.1 --stratify label
 
 SRC is a folder with an index.json, written by this package or by `index`. The sizes of its shards
 and their digests are compared with the index.
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.datasets.dataset import blocks, reader_of
+from data_prep.dataset import blocks, reader_of
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile

@@ -2,8 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, Self
+
+import xxhash
 
 from data_prep.formats.images.pixels import Pixels
 from data_prep.formats.samples import (
@@ -17,7 +21,10 @@ from data_prep.formats.samples import (
 from data_prep.options import Options
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
+
+_COMPARED = 8  # samples at the begin that must be the same when they are asked for again
 
 
 class Encoded(NamedTuple):
@@ -37,7 +44,8 @@ class Stream(InputSource):
     pixels: Pixels = field(default_factory=Pixels)  # how images become samples
     images: frozenset[str] = frozenset()  # the fields that are images
     column: str = ""  # the field whose values name the splits, or `own`, or ""
-    sample_bytes: int = 1  # the size of the first sample
+    # The piece that has the first sample, and digests of that one and some that follow it.
+    begin: tuple[Any, Sequence[str]] = None, ()
 
     @abstractmethod
     def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
@@ -46,6 +54,7 @@ class Stream(InputSource):
     def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
         file, inside = what
+        begin = list(self.begin[1]) if what == self.begin[0] else []
         by_field = self.column in self.fields and self.column != self.own
         samples = SampleCollector(self.fields, file, keyed=self.keyed, columned=bool(self.column))
         for record, decode, key in self.encoded(file, inside, reading):
@@ -54,6 +63,12 @@ class Stream(InputSource):
                 if bool(split) != bool(self.own):
                     raise Unusable("some samples have a 'split', some have none")
                 sample = fit_all(values, self.fields)
+                if begin and begin.pop(0) != _digest(sample):
+                    raise DataError(
+                        f"{file}: {record}: it is another one when it is asked again. Leave random "
+                        "augmentation out, because only one draw of it would be stored; it belongs "
+                        "into the training (data.transforms)"
+                    )
             except Unusable as error:
                 reading.bad(file, record, str(error))
                 continue
@@ -78,7 +93,8 @@ class Stream(InputSource):
         """
         problems = BadRecords(options.on_error)
         for file, inside in (piece.what for piece in self.pieces):
-            for record, decode, _ in self.encoded(file, inside, problems):
+            found = iter(self.encoded(file, inside, problems))
+            for record, decode, _ in found:
                 try:
                     values, split = decode()
                     fields = fields_of(values, variable)
@@ -87,6 +103,10 @@ class Stream(InputSource):
                 except Unusable as error:
                     problems.bad(file, record, str(error))
                     continue
+                begin = [_digest(first)]
+                for _, following, _ in islice(found, _COMPARED - 1):
+                    with suppress(Unusable):
+                        begin.append(_digest(fit_all(following()[0], fields)))
                 own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(
@@ -95,6 +115,13 @@ class Stream(InputSource):
                     own="".join(own),
                     columns=[*own, *(name for name, field in fields.items() if is_name(field))],
                     column=by or "".join(own),
-                    sample_bytes=max(1, sum(value.nbytes for value in first.values())),
+                    begin=((file, inside), begin),
                 )
         raise DataError(f"{none}{problems.why()}")
+
+
+def _digest(sample: Mapping[str, Array]) -> str:
+    digest = xxhash.xxh3_128()
+    for value in sample.values():
+        digest.update(f"{value.shape}".encode() + value.tobytes())
+    return digest.hexdigest()

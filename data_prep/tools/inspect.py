@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep import console
-from data_prep.datasets.dataset import DataSet
+from data_prep.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.tools import verify
 from hpctrain.data.shards.index import Statistics

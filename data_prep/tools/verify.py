@@ -5,20 +5,24 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any
 
+import numpy as np
+
 from data_prep import console, processes
-from data_prep.datasets.dataset import DataSet, blocks, reader_of
-from data_prep.datasets.groups import Groups
+from data_prep.dataset import DataSet, moments_of
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
-from data_prep.writing.moments import Moments
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.ragged import Ragged, hash_rows
 from hpctrain.data.shards.shard import digest_file
+from hpctrain.data.shards.types import Array
 from hpctrain.errors import ConfigError, DataError
 
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
+_SHOWN = 40  # characters of a value
 
 _Problem = tuple[str, str]
 """The path of a shard, "" for the index, and what is wrong."""
@@ -54,7 +58,7 @@ def verify(
     task, numbers = _Task(data, group).look, range(len(shards))
     with ProgressBar(samples, nbytes, quiet=quiet) as progress:
         found = dict(processes.run(task, numbers, workers, progress.advance))
-    looks, groups = [found[number] for number in numbers], Groups(group)
+    looks, groups = [found[number] for number in numbers], _Groups(group)
     for look in looks:
         groups.merge(look.groups)
     paths = Counter(shard.path for shard in shards)
@@ -66,11 +70,48 @@ def verify(
     ]
 
 
+class _Groups:
+    """Notes which groups each split has."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+        self._found: dict[str, dict[int, str]] = {}  # by split: the hash of a value, and its text
+
+    def add(self, split: str, values: Array | Ragged) -> None:
+        """Note the values of some samples of a split."""
+        keys, first = np.unique(hash_rows(values), return_index=True)
+        known = self._found.setdefault(split, {})
+        for key, row in zip(keys.tolist(), first.tolist(), strict=True):
+            if key not in known:
+                known[key] = _text(values[row])
+
+    def merge(self, other: "_Groups") -> None:
+        """Add what another one has noted."""
+        for split, found in other._found.items():
+            self._found.setdefault(split, {}).update(found)
+
+    def problems(self) -> Iterator[str]:
+        """Yield a sentence on each two splits that share groups."""
+        for one, other in combinations(self._found, 2):
+            first, second = self._found[one], self._found[other]
+            if both := [first[key] for key in first if key in second]:
+                yield (
+                    f"{len(both)} of {len(first | second)} values of {self.field!r} are in both "
+                    f"{one!r} and {other!r}, such as {both[0]}"
+                )
+
+
+def _text(value: Array) -> str:
+    if value.dtype == np.uint8 and value.ndim == 1:  # a text
+        return repr(value.tobytes().decode("utf-8", "replace"))[:_SHOWN]
+    return str(value.tolist())[:_SHOWN]
+
+
 @dataclass
 class _Look:
     """The problems and the statistics of one shard."""
 
-    groups: Groups
+    groups: _Groups
     problems: list[str] = field(default_factory=list)
     moments: dict[str, Any] = field(default_factory=dict)  # see `Moments.state`, by field
 
@@ -82,17 +123,15 @@ class _Task:
 
     def look(self, number: int, advance: processes.Progress) -> _Look:
         """Look at a shard."""
-        shard, look = self.data.index.shards[number], _Look(Groups(self.group))
+        shard, look = self.data.index.shards[number], _Look(_Groups(self.group))
         path = self.data.folder / shard.path
         try:
-            reader = reader_of(self.data.folder, self.data.index.fields, [shard])
-            moments: dict[str, Moments] = {}
-            for _, rows in blocks(reader, 0, shard.count):
+
+            def note(rows: Mapping[str, Any]) -> None:
                 if self.group:
                     look.groups.add(shard.split, rows[self.group])
-                values: Any
-                for name, values in rows.items():
-                    moments.setdefault(name, Moments(len(rows))).add(values)
+
+            moments = moments_of(self.data.folder, self.data.index.fields, shard, note)
             look.moments = {name: values.state() for name, values in moments.items()}
             for name, listed in shard.elements.items():
                 if (total := moments[name].total) != listed:

@@ -210,7 +210,7 @@ def _plan(source: InputSource, options: Options) -> ConversionPlan:
             # All parts together write the same data set as one command.
             **made_by(re.sub(r" --part[ =]\d+/\d+", "", options.command)),
             "options": {**options.of_result, "on_error": options.on_error},
-            "compression": asdict(options.compression),
+            "compression": options.compression.as_json(),
             "source": {
                 "name": source.name,
                 "files": len(files),

@@ -44,10 +44,6 @@ def finalize(job: Conversion) -> Index:
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
     try:
         _report(out, problems)
-        if problems and plan.on_error == "collect":
-            discard(out)  # after a change of the source all pieces must be read again
-            end = "nothing was written (--on-error collect; skip leaves them out)"
-            raise DataError(f"{_listed(out, problems)}; {end}")
         shards, moves = _named(job, results)
         if not shards:
             discard(out)
@@ -71,8 +67,6 @@ def finalize(job: Conversion) -> Index:
             **plan.provenance,
             "left_out": {
                 "unusable": len(problems),
-                "duplicates": sum(result.duplicates for result in results),
-                "duplicates_across_splits": sum(result.leaks for result in results),
                 **skipped,
             },
             **({BESIDE: beside} if beside else {}),
@@ -155,11 +149,6 @@ def summary(index: Index) -> str:
     if left_out.get("unusable"):
         records = _counted(left_out["unusable"], "record")
         lines.append(f"{records} could not be used: see {REPORT}")
-    if left_out.get("duplicates"):
-        leaks = left_out.get("duplicates_across_splits")
-        where = f", {leaks} of them in another split than the first" if leaks else ""
-        samples = _counted(left_out["duplicates"], "duplicate sample")
-        lines.append(f"{samples} left out{where}")
     if left_out.get("empty"):
         lines.append(f"{_counted(left_out['empty'], 'empty record')} left out")
     for name in index.fields:

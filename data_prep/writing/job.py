@@ -4,7 +4,7 @@ OUT/.hpctrain-partial/job.json            the plan; every process that continues
 OUT/.hpctrain-partial/pieces/00012/       a finished piece: its shards and piece.json
 OUT/.hpctrain-partial/pieces/.00012.…/    a piece that one process is writing
 OUT/.hpctrain-partial/looks/00012.npz     what the first of two passes saw of a piece
-OUT/.hpctrain-partial/looks/00012.choice.npz    which samples of the piece stay, and their splits
+OUT/.hpctrain-partial/looks/00012.choice.npz    the splits of its samples
 """
 
 import os

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from data_prep.options import Options
 from data_prep.processes import Progress
@@ -64,30 +63,23 @@ class Converter:
 
     def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
         choice = job.arrays(number, CHOICE) if self.options.two_passes else None
-        problems = BadRecords(self.options.on_error)
-        seen = duplicates = 0
+        problems, seen, count = BadRecords(self.options.on_error), 0, 0
+        if choice is not None:  # a choice of before has the samples that stay, which are all
+            count = int(choice["count"]) if "count" in choice else len(choice["keep"])
         for samples in self._samples(number, problems):
             first, seen = seen, seen + len(samples)
-            if choice is None:
-                names, numbers = samples.splits(self.options.split)
-            elif seen > len(choice["keep"]):
+            if choice is not None and seen > count:
                 continue  # after the loop this raises an error
+            if choice is not None and "splits" in choice:
+                names, numbers = choice["names"].tolist(), choice["splits"][first:seen]
             else:
-                keep = choice["keep"][first:seen]
-                duplicates += len(samples) - int(keep.sum())
-                samples = samples.only(keep)
-                if not len(samples):
-                    continue
-                if "splits" in choice:
-                    names, numbers = choice["names"].tolist(), choice["splits"][first:seen][keep]
-                else:
-                    names, numbers = samples.splits(self.options.split)
+                names, numbers = samples.splits(self.options.split)
             for split, rows in by_split(samples.rows, names, numbers):
                 files.add(split, rows)
             progress(len(samples), nbytes_of(samples.rows))
-        if choice is not None and seen != len(choice["keep"]):
+        if choice is not None and seen != count:
             raise NotTheSameError(
-                f"{self.source.name}: the source gave {len(choice['keep'])} samples of piece "
+                f"{self.source.name}: the source gave {count} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
         shards, found = files.finish()  # a mapped source may still be read here
@@ -100,8 +92,6 @@ class Converter:
             fingerprint=job.fingerprint,
             shards=shards,
             moments=moments,
-            duplicates=duplicates,
-            leaks=0 if choice is None else int(choice["leaks"]),
             problems=problems.found,
             skipped=problems.skipped,
         )
@@ -109,8 +99,7 @@ class Converter:
     def look(self, job: JobFolder, number: int, progress: Progress) -> None:
         """Write down what `passes` needs to know about each sample of a piece."""
         stratify, group = self.options.stratify, self.options.group
-        dedup = self.options.dedup != "none"
-        count, numbering, contents = 0, dict[str, int](), list[bytes]()
+        count, numbering = 0, dict[str, int]()
         found: dict[str, list[Array]] = {
             **{name: [np.zeros(0, np.uint64)] for name in ("keys", "groups")},
             **{name: [np.zeros(0, np.int64)] for name in ("strata", "splits")},
@@ -118,8 +107,6 @@ class Converter:
         # Records that cannot be used are reported when the piece is written, except with "stop".
         for samples in self._samples(number, BadRecords(self.options.on_error)):
             count += len(samples)
-            if dedup:
-                contents.append(b"".join(map(xxhash.xxh3_128_digest, samples.contents())))
             if group:
                 found["groups"].append(samples.groups(group))
             if not self.options.decides_splits:
@@ -132,11 +119,7 @@ class Converter:
                 found["strata"].append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
         with _written(job):
-            arrays = {
-                "count": np.array(count),
-                "contents": np.frombuffer(b"".join(contents), np.uint64).reshape(-1, 2),
-                "names": np.array(list(numbering), str),
-            }
+            arrays = {"count": np.array(count), "names": np.array(list(numbering), str)}
             job.note(
                 number, LOOK, arrays | {k: np.concatenate(parts) for k, parts in found.items()}
             )

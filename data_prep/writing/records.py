@@ -33,7 +33,7 @@ class ConversionPlan(Record, frozen=True):
     # The provenance for the index, without what is only known at the end.
     provenance: dict[str, Any]
     # What to do with records that cannot be used.
-    on_error: Annotated[str, matching("stop|skip|collect", "stop, skip or collect")]
+    on_error: Annotated[str, matching("stop|skip", "stop or skip")]
     parts: Count = 0  # the number of parts N of `--part I/N`; 0 without that option
     beside: Mapping[str, str] = msgspec.field(default_factory=dict)  # see `Source`
     group: str = ""  # the field of which no value is in two splits, or ""
@@ -71,8 +71,6 @@ class Result(Record, frozen=True):
     fingerprint: str  # the fingerprint of the job
     shards: Sequence[Shard]  # the shards; their paths are relative to the piece's folder
     moments: dict[str, dict[str, _State]]  # by split and field
-    duplicates: Count  # the number of samples left out because an earlier sample is equal
-    leaks: Count  # how many of the duplicates belong to another split than the first equal sample
     problems: Sequence[BadRecord]  # the records that could not be used
     # The number of records that held nothing, by the reason.
     skipped: dict[str, Count] = msgspec.field(default_factory=dict)

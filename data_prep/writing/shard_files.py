@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from data_prep.writing.commit import storage_error
+from data_prep.writing.compression import Compression, write_compressed
 from data_prep.writing.moments import Moments
 from data_prep.writing.sample_schema import sample_nbytes
-from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.ragged import Ragged
@@ -77,9 +77,11 @@ class ShardFiles:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
         try:
-            size, digest = write_shard(
-                *(path, state.name, self._fields, state.parts, self._compression), sync=False
-            )
+            content = path, state.name, self._fields, state.parts
+            if self._compression.codec == "none":
+                size, digest = write_shard(*content, sync=False)
+            else:
+                size, digest = write_compressed(*content, self._compression)
         except OSError as error:
             raise storage_error(path, error) from None
         elements = {

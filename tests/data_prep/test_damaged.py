@@ -253,7 +253,6 @@ def test_a_source_that_is_no_regular_file(tmp_path, data_prep, kind):
         (put("x.tar"), "webdataset", "x.tar"),
         (put("x.npz"), "arrays", "x.npz"),
         (put("photos.csv"), "images", "photos.csv"),
-        (put("classes.txt"), "images", "photos", "--classes", "classes.txt"),
         (put("x.json"), "text", "y.txt", "--tokenizer", "x.json"),
         (put("x.py"), "python", "x.py:f"),
     ):

@@ -77,16 +77,9 @@ def test_no_patient_is_in_two_splits(tmp_path, arrays, data_prep):
     assert data_prep("inspect", tmp_path / "leaks", "--verify", "--group", "person")[0] == 2
 
 
-def test_groups_beside_classes_and_duplicates(tmp_path, arrays):
+def test_groups_beside_classes(tmp_path, arrays):
     arrays("OUT", "--group", "patient", "--stratify", "patient")
     assert is_whole(tmp_path / "OUT")
-    rows = [Row(float(i % 150), label=i % 150 // 5) for i in range(300)]
-    chosen = options("train=0.8,val=0.2", group="label", dedup="exact")
-    index = convert(hand(rows[:100], rows[100:]), tmp_path / "dedup", chosen)
-    assert is_whole(tmp_path / "dedup", "label")
-    assert index.provenance["left_out"]["duplicates"] == 150
-    assert index.provenance["left_out"]["duplicates_across_splits"] == 0
-    assert sum(shard.count for shard in index.shards) == 150
 
 
 def test_groups_of_texts_and_of_a_column(tmp_path):

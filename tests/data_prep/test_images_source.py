@@ -154,11 +154,6 @@ def test_lists(digits, data_prep):
         assert [sorted(names)[k] for k in found["label"]] == [
             names[digits.target[i]] for i in which
         ]
-    Path("names.txt").write_text("\n".join(names))
-    assert (
-        data_prep("images", path, "O2", "--mode", "L", *columns, "--classes", "names.txt")[0] == 0
-    )
-    assert (read_back.rows("O2", "val")["label"] == digits.target[0:100:4]).all()
 
 
 def test_labels_that_are_numbers_stay_numbers(digits, data_prep):
@@ -242,9 +237,6 @@ def test_what_cannot_be_used_is_left_out_and_reported(two, data_prep):
     assert [problem["record"] for problem in problems] == ["line 3", "line 5", "line 4 of list.csv"]
     assert problems[2]["file"] == "src/b/1.png"
     assert "it has 9 x 12 pixels, the first image 8 x 12" in problems[2]["reason"]
-    err = data_prep.refused("images", path, "ALL", "--on-error", "collect")
-    assert "3 records could not be used" in err
-    assert not Path("ALL/index.json").exists()
 
 
 PHOTO = encoded(smooth(64, 64), "JPEG")
@@ -393,11 +385,6 @@ def test_resizing(shape):
         (["hole"], 3, "hole/b has no files of this kind, so it is no class"),
         (["loop"], 3, "is a link that leads back"),
         (["broken"], 3, "broken/a/1.png cannot be read: No such file"),
-        (["src", "--classes", "one.txt"], 3, "src/b/1.png: its class 'b' is not in --classes"),
-        (["src", "--classes", "nope.txt"], 2, "--classes nope.txt cannot be read"),
-        (["src", "--classes", "twice.txt"], 2, "'a' is there twice"),
-        (["src", "--classes", "none.txt"], 2, "it is empty"),
-        (["src", "--classes", "one.txt", "--no-labels"], 2, "one of them"),
         (["src", "--split", "column:fold"], 2, "a folder of images has column:folder"),
         (["src", "--split", "column:folder"], 3, "not in a folder for its split and its class"),
         (["src", "--size", "8x"], 2, "--size '8x': height and width in pixels"),
@@ -415,9 +402,6 @@ def test_folders_and_options_that_cannot_be(two, data_prep, args, code, words):
         Path(name).mkdir(parents=True)
     os.symlink("../../loop", "loop/a/again")
     os.symlink("nowhere", "broken/a/1.png")
-    Path("one.txt").write_text("a\n")
-    Path("twice.txt").write_text("a\nb\na\n")
-    Path("none.txt").write_text("\n")
     assert words in data_prep.refused("images", args[0], "OUT", *args[1:], code=code)
     assert not Path("OUT").exists()
 

@@ -161,9 +161,9 @@ def test_what_parts_cannot_do(tmp_path, data_prep):
     for wrong in ("0/2", "3/2", "1", "a/b", "-1/2", "1/0"):
         code, _, err = data_prep(*words, f"--part={wrong}")
         assert (code, err) == (2, f"data_prep: --part '{wrong}': it is I/N, such as 1/8 to 8/8\n")
-    code, _, err = data_prep(*words, "--part", "1/2", "--dedup", "exact")
+    code, _, err = data_prep(*words, "--part", "1/2", "--stratify", "label")
     assert code == 2
-    assert "--dedup has to see all samples, --part only some" in err
+    assert "--stratify has to see all samples, --part only some" in err
     assert not Path(tmp_path / "OUT").exists()
 
 

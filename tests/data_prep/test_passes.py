@@ -1,4 +1,4 @@
-"""A conversion leaves out duplicates, and splits by class, by a column or by file."""
+"""A conversion splits by class, by a column or by file, and sees the same samples twice."""
 
 import os
 from collections import Counter
@@ -10,74 +10,17 @@ import pytest
 from data_prep.source import SampleBlock
 from data_prep.writing.commit import PARTIAL
 from data_prep.writing.convert import convert
-from data_prep.writing.finalize import summary
 from data_prep.writing.piece import Converter
 from hpctrain.errors import ConfigError, DataError
 from tests.data_prep import read_back
 from tests.data_prep.crash import content
 from tests.data_prep.hand import Hand, Row, hand, options
 
+SPLIT = "a=0.5,b=0.5"
+
 
 def values(out, split, field="x"):
     return read_back.rows(out, split)[field].tolist()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.usefixtures("any_workers")
-def test_of_equal_samples_the_first_is_kept(tmp_path, workers):
-    source = hand(
-        [Row(1), Row(2), Row(1), Row(1, label=1)],
-        [Row(2), Row(3, text="a"), Row(3, text="b"), Row(3, text="a")],
-        [Row(2)],
-        [Row(0.0), Row(-0.0)],
-    )
-    index = convert(source, tmp_path / "OUT", options(dedup="exact", workers=workers))
-    assert values(tmp_path / "OUT", "train") == [1, 2, 1, 3, 3, 0, 0]
-    assert index.provenance["left_out"] == {
-        "unusable": 0,
-        "duplicates": 4,
-        "duplicates_across_splits": 0,
-    }
-    assert summary(index).endswith("\n4 duplicate samples left out")
-    convert(source, tmp_path / "AGAIN", options(dedup="exact"))
-    assert content(tmp_path / "OUT") == content(tmp_path / "AGAIN")
-
-
-def test_duplicates_in_different_splits_are_told_of(tmp_path):
-    source = hand(
-        [Row(1, split="train"), Row(2, split="val"), Row(1, split="train")],
-        [Row(1, split="val"), Row(2, split="val"), Row(2, split="test"), Row(3, split="test")],
-    )
-    index = convert(source, tmp_path / "OUT", options("column:split", dedup="exact"))
-    assert {name: values(tmp_path / "OUT", name) for name in index.splits} == {
-        "train": [1],
-        "val": [2],
-        "test": [3],
-    }
-    assert index.provenance["left_out"]["duplicates"] == 4
-    assert index.provenance["left_out"]["duplicates_across_splits"] == 2
-    assert "left out, 2 of them in another split than the first" in summary(index)
-
-
-def test_duplicates_count_no_records_that_cannot_be_used(tmp_path):
-    source = hand([Row(np.nan), Row(2)], [Row(1, bad="no")], [Row(2), Row(1, bad="no"), Row(4)])
-    chosen = options(dedup="exact", nan="refuse", on_error="skip")
-    index = convert(source, tmp_path / "OUT", chosen)
-    assert values(tmp_path / "OUT", "train") == [2, 4]
-    assert index.provenance["left_out"]["unusable"] == 3
-    with pytest.raises(DataError, match="f0: row 0: field 'x' has 1 NaN"):  # the first pass raises
-        convert(source, tmp_path / "NEW", options(dedup="exact", nan="refuse"))
-    assert not (tmp_path / "NEW").exists()
-
-
-@pytest.mark.parametrize("split", ["train=1", "train=0.5,val=0.5", "column:split", "file:a=*"])
-def test_a_piece_of_duplicates_only(tmp_path, split):
-    rows = [Row(float(i), split="a") for i in range(5)]
-    source = hand(rows, rows, [*rows, Row(7, split="a")])
-    index = convert(source, tmp_path / "OUT", options(split, dedup="exact"))
-    found = [x for name in index.splits for x in values(tmp_path / "OUT", name)]
-    assert sorted(found) == [0, 1, 2, 3, 4, 7]
-    assert index.provenance["left_out"]["duplicates"] == 10
 
 
 class Fickle(Hand):
@@ -96,15 +39,15 @@ def test_a_source_that_is_not_the_same_twice(tmp_path):
     source = hand([Row(1), Row(2)])
     fickle = Fickle(**{each.name: getattr(source, each.name) for each in fields(source)})
     with pytest.raises(DataError, match=r"gave 2 samples of piece 0 at first and 4 the second"):
-        convert(fickle, tmp_path / "OUT", options(dedup="exact"))
+        convert(fickle, tmp_path / "OUT", options(SPLIT, stratify="label"))
     assert not (tmp_path / "OUT").exists()  # the results of the first pass are removed
 
 
 @pytest.mark.parametrize("name", ["00000.npz", "00001.choice.npz"])
 @pytest.mark.parametrize("damage", ["cut", "empty", "other", "fifo", "link"])
 def test_damage_of_what_the_first_pass_saw(tmp_path, name, damage):
-    out, chosen = tmp_path / "OUT", options(dedup="exact")
-    source = hand([Row(1)], [Row(2)], [Row(1)])
+    out, chosen = tmp_path / "OUT", options(SPLIT, stratify="label")
+    source = hand([Row(1)], [Row(2)], [Row(3)])
     looks = tmp_path / "OUT" / PARTIAL / "looks"
     with pytest.MonkeyPatch.context() as patch:  # the second pass is interrupted
         patch.setattr(Converter, "write", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -127,7 +70,7 @@ def test_damage_of_what_the_first_pass_saw(tmp_path, name, damage):
     assert str(caught.value).endswith("): remove it, and give the command again")
     path.unlink()
     convert(source, out, chosen)
-    assert values(out, "train") == [1, 2]
+    assert sorted(values(out, "a") + values(out, "b")) == [1, 2, 3]
 
 
 def test_each_class_has_the_same_proportions(tmp_path):
@@ -194,7 +137,7 @@ def test_other_byte_orders_and_blocks_give_the_same(tmp_path):
 
     rows = [Row(float(i), text="é" * i) for i in range(20)]
     source = hand(rows)
-    given = options("a=0.5,b=0.5", dedup="exact")
+    given = options(SPLIT, stratify="label")
     convert(source, tmp_path / "OUT", given)
     swapped = Swapped(**{each.name: getattr(source, each.name) for each in fields(source)})
     convert(swapped, tmp_path / "SWAPPED", given)

@@ -14,7 +14,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from hpctrain.data.shards.compression import LEVELS, Compression
+from data_prep.writing.compression import CODECS, Compression
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.sources.reader import Reader
 from tests.written import write_shards
@@ -35,14 +35,14 @@ needs_tools = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=CODECS)
 def codec(request):
     return request.param
 
 
 few_codecs = pytest.mark.parametrize(
     "codec",
-    [pytest.param(c, marks=() if c in ("gzip", "zstd") else pytest.mark.slow) for c in LEVELS],
+    [pytest.param(c, marks=() if c in ("gzip", "zstd") else pytest.mark.slow) for c in CODECS],
 )
 
 

@@ -55,52 +55,16 @@ def numbered(): return [{3: 1}]
 def zero(): return [{"n": np.zeros(0)}]
 def scalar(): return [{"n": 3}]
 PAIRS = [(1, 2.5), (3, 4.5)]
-class Noisy:
-    def __len__(self): return 5
-    def __getitem__(self, i): return np.random.rand(2)
-"""
-DATASET = """
-import numpy as np
-import torch
-from torch.utils.data import Dataset, IterableDataset
-from PIL import Image
-from collections import namedtuple
-
-Pair = namedtuple("Pair", "image label")
-
-class Images(Dataset):
-    def __init__(self, n=10, kind="tuple"):
-        self.n, self.kind = n, kind
-    def __len__(self):
-        return self.n
-    def __getitem__(self, i):
-        if i == 7 and self.kind == "broken":
-            raise ValueError("no such image")
-        image = np.full((3, 4, 3), i, np.uint8)
-        match self.kind:
-            case "dict":
-                return {"x": torch.full((2, 3), i / 2), "label": torch.tensor(i), "ok": i % 2 == 0}
-            case "pil":
-                return Image.fromarray(image), i
-            case "palette":
-                return Image.fromarray(image).convert("P"), i
-            case "named":
-                return Pair(torch.tensor(image), i)
-            case "gradient":
-                return torch.ones(3, requires_grad=True), i
-            case "part":
-                return torch.tensor(i), ["train", "val"][i % 2]
-        return torch.tensor(image), i
-
-def make(n): return Images(n)
-INSTANCE = Images(4)
-LOADER = torch.utils.data.DataLoader(INSTANCE, batch_size=2)
-
-class Stream(IterableDataset):
-    def __len__(self): return 5
-    def __iter__(self):
-        for i in range(5):
-            yield {"n": i}
+def pairs(): return PAIRS
+def noisy(after=0):
+    for i in range(20):
+        yield {"x": np.random.rand(2) if i >= after else np.ones(2)}
+def of_torch():
+    import torch
+    from PIL import Image
+    data = torch.utils.data.TensorDataset(torch.full((5, 2), 0.5), torch.arange(5))
+    for x, label in data:
+        yield {"x": x, "label": label, "image": Image.new("RGB", (4, 3), (1, 2, int(label)))}
 """
 PLACES = ("            helper()", "    return 1 / 0")
 
@@ -109,7 +73,7 @@ PLACES = ("            helper()", "    return 1 / 0")
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("beside", "torch_data", "broken"):
+    for name in ("beside", "broken"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     Path("mine.py").write_text(CODE)
     Path("beside.py").write_text("START = 0\n")
@@ -197,60 +161,22 @@ def test_an_exception_comes_with_its_place(data_prep):
     assert not Path("OUT/index.json").exists()
 
 
-@pytest.mark.parametrize("kind", ["tuple", "dict", "pil", "named"])
-def test_a_data_set_of_torch(data_prep, kind):
-    Path("torch_data.py").write_text(DATASET)
-    names = [] if kind in ("dict", "named") else ["--fields", "image,label"]
-    args = ("torch_data:Images", "OUT", "--arg", f"kind={kind}", *names)
-    code, out, err = data_prep("python", *args, "--pieces", 3)
-    assert (code, err) == (0, "")
-    assert "10 samples" in out
+def test_tensors_and_images_of_pillow(data_prep):
+    assert data_prep("python", "mine.py:of_torch", "OUT")[0] == 0
+    assert read_back.fields() == {"x": "float32[2]", "label": "int64", "image": "uint8[3, 3, 4]"}
     rows = read_back.rows("OUT")
-    assert rows["label"].tolist() == list(range(10))
-    fields = read_back.fields()
-    image = "uint8[3, 3, 4]" if kind == "pil" else "uint8[3, 4, 3]"
-    assert fields == (
-        {"x": "float32[2, 3]", "label": "int64", "ok": "uint8"}
-        if kind == "dict"
-        else {"image": image, "label": "int64"}
-    )
-    values = rows["x"] * 2 if kind == "dict" else rows["image"]
-    assert (values == np.arange(10).reshape(-1, *[1] * (values.ndim - 1))).all()
-
-
-def test_what_else_makes_a_data_set(data_prep):
-    Path("torch_data.py").write_text(DATASET)
-    fields = ("--fields", "image,label")
-    assert data_prep("python", "torch_data:make", "O1", "--arg", "n=6", *fields)[0] == 0
-    assert read_back.rows("O1")["label"].tolist() == list(range(6))
-    assert data_prep("python", "torch_data.py:INSTANCE", "O2", *fields)[0] == 0
-    assert read_back.rows("O2")["label"].tolist() == list(range(4))
-    assert data_prep("python", "torch_data:Stream", "O3")[0] == 0
-    assert read_back.rows("O3")["n"].tolist() == list(range(5))
-    args = ("torch_data:Images", "O4", "--arg", "kind=broken", *fields)
-    assert "sample 7: ValueError: no such image" in data_prep("python", *args)[2]
-    assert data_prep("python", *args, "--on-error", "skip", "--overwrite")[0] == 0
-    assert read_back.rows("O4")["label"].tolist() == [0, 1, 2, 3, 4, 5, 6, 8, 9]
-    for kind, words in {"palette": "image.convert('RGB')", "gradient": "requires grad"}.items():
-        args = ("torch_data:Images", "O5", "--arg", f"kind={kind}", *fields)
-        assert words in data_prep("python", *args)[2]
-    assert (
-        "LOADER gives batches; name its data set"
-        in data_prep("python", "torch_data:LOADER", "O")[2]
-    )
-    part = ("torch_data:Images", "O6", "--arg", "kind=part", "--fields", "n,part")
-    assert data_prep("python", *part, "--split", "column:part")[0] == 0
-    assert read_back.rows("O6", "val")["n"].tolist() == [1, 3, 5, 7, 9]
+    assert (rows["x"] == 0.5).all()
+    assert rows["label"].tolist() == rows["image"][:, 2, 0, 0].tolist() == list(range(5))
 
 
 @pytest.mark.parametrize(
     ("args", "code", "words"),
     [
-        (["mine"], 2, "'mine' is not FILE.py:NAME or MODULE:NAME"),
+        (["mine"], 2, "'mine' is not FILE.py:NAME"),
         (["nope.py:x"], 3, "nope.py cannot be read: No such file"),
         (["mine.py:nope"], 2, "has no function 'nope'; it has Config, samples, helper"),
         (["broken.py:x"], 3, "broken.py cannot be imported: "),
-        (["mine.py:nothing"], 3, "nothing returns a NoneType, no iterable of samples"),
+        (["mine.py:nothing"], 3, "nothing returns a NoneType, no samples one by one"),
         (["mine.py:empty"], 3, "mine.py:empty yields no sample"),
         (["mine.py:no_split"], 3, "sample 0: its 'split' is 3, no name"),
         (["mine.py:bad_split"], 3, "sample 0: split '../x': a name has letters"),
@@ -259,12 +185,11 @@ def test_what_else_makes_a_data_set(data_prep):
         (["mine.py:scalar", "--variable", "n"], 3, "a single number has no length"),
         (["mine.py:scalar", "--variable", "m"], 2, "--variable m: the fields are n"),
         (["mine.py:split", "--arg", "n=2", "--pieces", "2"], 2, "split has no parameters part"),
-        (["mine.py:PAIRS"], 3, "sample 0: it is a tuple of 2; a sample is a dict of fields, or"),
-        (["mine.py:PAIRS", "--fields", "x"], 3, "names its items; --fields names x"),
-        (["mine.py:PAIRS", "--arg", "x=1"], 2, "PAIRS is an object; it takes no arguments"),
-        (["mine.py:Noisy", "--fields", "x"], 3, "sample 0: it is another one when it is asked"),
-        (["mine.py:a_list", "--fields", "m"], 3, "it has no 'm', which --fields names"),
-        (["nowhere:x"], 2, "there is no module 'nowhere' here, and none is installed"),
+        (["mine.py:pairs"], 3, "sample 0: it is a tuple; a sample is a dict of fields"),
+        (["mine.py:PAIRS"], 2, "has no function 'PAIRS'"),
+        (["mine:samples"], 2, "'mine:samples' is not FILE.py:NAME"),
+        (["mine.py:noisy"], 3, "sample 0: it is another one when it is asked"),
+        (["mine.py:noisy", "--arg", "after=5"], 3, "sample 5: it is another one when it is asked"),
         (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
         (

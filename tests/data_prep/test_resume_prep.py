@@ -47,7 +47,7 @@ SPLIT = ("--split", "train=0.5,val=0.5")
         pytest.param([[]], [*SPLIT, "--overwrite"], 1, id="replaces-each", marks=pytest.mark.slow),
         pytest.param(
             [],
-            [*SPLIT, "--dedup", "exact", "--stratify", "y"],
+            [*SPLIT, "--stratify", "y"],
             1,
             id="two-passes",
             marks=pytest.mark.slow,

@@ -8,7 +8,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.datasets.dataset import DataSet, reader_of
+from data_prep.dataset import DataSet, reader_of
 from data_prep.tools.verify import verify
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.shard import digest_file

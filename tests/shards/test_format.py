@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data_prep.writing import commit
-from hpctrain.data.shards.compression import Compression
+from data_prep.writing.compression import Compression
 from hpctrain.data.shards.field import DTYPES, Field
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.ragged import Ragged

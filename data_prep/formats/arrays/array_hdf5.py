@@ -17,7 +17,7 @@ from data_prep.formats.hdf5.hdf5_storage import (
     object_at,
     of_another_program,
 )
-from hpctrain.data.shards.compression import plugins
+from hpctrain.data.shards.storage.chunks import plugins
 from hpctrain.data.shards.types import Array
 from hpctrain.errors import DataError
 

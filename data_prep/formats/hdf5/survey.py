@@ -8,11 +8,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.datasets.dataset import blocks, reader_of
+from data_prep.dataset import moments_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
-from data_prep.writing.moments import Moments
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.shard import digest_file
@@ -51,11 +50,8 @@ class Survey:
         )
         layout = ShardLayout(path, shard, self.schema, mapped=False)  # a loader uses the same class
         _check_storage(layout, self.schema)
-        moments = {name: Moments(len(self.schema)) for name in self.schema}
         try:
-            for _, rows in blocks(reader_of(self.folder, self.schema, [shard]), 0, shard.count):
-                for name, values in rows.items():
-                    moments[name].add(values)
+            moments = moments_of(self.folder, self.schema, shard)
         except MemoryError:
             raise DataError(f"{path}: a sample does not fit into memory") from None
         source.check()

@@ -6,7 +6,6 @@ import re
 import stat
 import sys
 from array import array
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,7 @@ import xxhash
 
 from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
-from data_prep.source import BadRecords, SourceFile, content_of
+from data_prep.source import BadRecords, SourceFile
 from data_prep.writing.commit import PARTIAL
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.index import FILE
@@ -88,9 +87,7 @@ class Labelled(Sequence[SourceFile]):
 def by_folder(
     root: Path,
     suffixes: frozenset[str],
-    problems: BadRecords,
     ignored: list[str],
-    fixed: Sequence[str] | None,
     *,
     labels: bool,
     split: bool,
@@ -109,18 +106,15 @@ def by_folder(
             form = "/".join(["SPLIT"] * split + ["CLASS"] * labels)
             hint = f", {form}/IMAGE" if split else "; --no-labels is for images without"
             raise DataError(f"{root / name} is not in a folder for {what}{hint}")
-        if labels and fixed is not None and above[split] not in fixed:
-            problems.bad(str(root / name), "", f"its class {above[split]!r} is not in --classes")
-            continue
         label = sys.intern(above[split]) if labels else None
         found.add(name, status, label, above[0] if split else None)
-    if labels and fixed is None and not split:
+    if labels and not split:
         names = set(found.texts)
         if names and names <= SPLITS:
             raise ConfigError(
                 f"{root} has the folders {', '.join(sorted(names))}: splits, it seems. --split "
                 f"column:{FOLDER} takes them so, with the classes below; if they are the classes, "
-                "list them in a file for --classes"
+                "give them other names, or a list of the images"
             )
         with os.scandir(root) as entries:
             folders = sorted(e.name for e in entries if e.is_dir() and not e.name.startswith("."))
@@ -128,8 +122,7 @@ def by_folder(
             ours = any((root / name / file).exists() for file in (FILE, PARTIAL))
             if name not in names and not ours:  # the output folder may be below the root
                 raise DataError(
-                    f"{root / name} has no files of this kind, so it is no class; remove it, or "
-                    "list the classes in a file for --classes"
+                    f"{root / name} has no files of this kind, so it is no class: remove it"
                 )
     return found
 
@@ -138,7 +131,6 @@ def by_list(
     path: Path,
     columns: Sequence[str],
     problems: BadRecords,
-    fixed: Sequence[str] | None,
     *,
     labels: bool,
     split: bool,
@@ -148,7 +140,6 @@ def by_list(
     root = path.parent
     found = Labelled(str(root))
     seen: dict[str, str] = {}
-    known = None if fixed is None else frozenset(fixed)
     inside = Inside(str(root), outside)
     for record, (name, *values) in _rows(path, columns):
         try:
@@ -161,7 +152,8 @@ def by_list(
                 raise Unusable(f"{name!r} {problem}")
             if plain in seen:
                 raise Unusable(f"{name!r} is in {seen[plain]} already")
-            label = _label(values[0], columns[1], known) if labels else None
+            if labels and not values[0]:
+                raise Unusable(f"it has no {columns[1]!r}")
             if split and not values[-1]:
                 raise Unusable(f"it has no {columns[-1]!r}, the name of its split or group")
             status = _status(os.path.join(root, plain), name)
@@ -169,46 +161,20 @@ def by_list(
             problems.bad(str(path), record, str(error))
             continue
         seen[plain] = record
-        column = values[-1] if split else None
+        label, column = values[0] if labels else None, values[-1] if split else None
         found.add(plain, status, label, column, f"{record} of {path.name}")
     return found
 
 
-def _label(value: str, column: str, known: frozenset[str] | None) -> str:
-    """Check a label from a list, and return it."""
-    if not value:
-        raise Unusable(f"it has no {column!r}")
-    if known is not None and value not in known:
-        raise Unusable(f"its {column!r} is {value!r}, which is not in --classes")
-    return value
-
-
-def numbers(found: Labelled, fixed: Sequence[str] | None) -> tuple[list[str] | None, "array[int]"]:
+def numbers(found: Labelled) -> tuple[list[str] | None, "array[int]"]:
     """Return the names of the classes (None if labels are numbers), and each file's number."""
     texts = found.texts
-    if fixed is None:
-        # The name of a folder is always text, also if it looks like a number.
-        if found.records and all(map(_WHOLE.fullmatch, set(texts))):
-            return None, array("q", map(int, texts))
-        fixed = sorted(set(texts), key=os.fsencode)
-    places = {name: i for i, name in enumerate(fixed)}
-    return list(fixed), array("q", (places[text] for text in texts))
-
-
-def classes(path: Path) -> list[str]:
-    """Read a file with the name of one class in each line."""
-    try:
-        lines = content_of(path).decode("utf-8-sig").splitlines()
-    except DataError as error:
-        raise ConfigError(f"--classes {error}") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"--classes {path} is not UTF-8") from None
-    names = [line.strip() for line in lines if line.strip()]
-    if not names:
-        raise ConfigError(f"--classes {path}: it is empty")
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise ConfigError(f"--classes {path}: {twice[0]!r} is there twice")
-    return names
+    # The name of a folder is always text, also if it looks like a number.
+    if found.records and all(map(_WHOLE.fullmatch, set(texts))):
+        return None, array("q", map(int, texts))
+    names = sorted(set(texts), key=os.fsencode)
+    places = {name: i for i, name in enumerate(names)}
+    return names, array("q", (places[text] for text in texts))
 
 
 def _status(path: str, name: str) -> os.stat_result:

@@ -5,6 +5,8 @@ refused, and so is an integer that its column of floats would round, and a row w
 many values. A file that is not UTF-8 cannot be read.
 """
 
+import codecs
+import io
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,16 +14,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import add
 from pathlib import PurePath
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from data_prep.console import size
 from data_prep.formats.files import FileRange
 from data_prep.formats.opening import one_line, opened, pyarrow
-from data_prep.formats.tables.csv_text import NotTextError, Utf8, may_be_rounded, rounded
 from hpctrain.errors import DataError
 
 BLOCK = 4 * 2**20  # bytes that are parsed at once; those of the first block decide the types
 SHOWN = 60  # characters of a value in a message
+_EXACT = 2.0**53  # floats below this are exact if they are whole numbers
+_LARGE = r"^\s*[+-]?\d{16,}\s*$"
 _ROW = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
 
 
@@ -56,7 +61,7 @@ def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
     exact, done = [name for name in names if name in csv.exact], 0
     with _csv(path, csv, types) as reader:
         for batch in reader:
-            if exact and may_be_rounded(batch.select(exact)):
+            if exact and _may_be_rounded(batch.select(exact)):
                 _check_exact(path, csv, exact)
                 exact = []
             yield RowBatch(batch, partial(add, done + 1))
@@ -69,7 +74,7 @@ def _check_exact(path: str, csv: Csv, names: Sequence[str]) -> None:
     with _csv(path, csv, dict.fromkeys(names, pyarrow().string())) as reader:
         for batch in reader:
             for name in names:
-                for place, text in rounded(batch.column(name)):
+                for place, text in _rounded(batch.column(name)):
                     raise DataError(
                         f"{path}: row {done + 1 + place}: column {name!r} "
                         f"is read as floats, which would round {text[:SHOWN]!r}; --cast "
@@ -103,7 +108,7 @@ def _csv(path: str, csv: Csv, types: Mapping[str, Any]) -> Iterator[Any]:
 
     tabs = ".tsv" in PurePath(path).suffixes
     with opened(FileRange(path)) as stream:
-        text = Utf8(stream)
+        text = _Utf8(stream)
         try:
             reader = library.open_csv(
                 text,
@@ -119,7 +124,7 @@ def _csv(path: str, csv: Csv, types: Mapping[str, Any]) -> Iterator[Any]:
             )
             with reader:
                 yield reader
-        except NotTextError as error:
+        except _NotTextError as error:
             raise DataError(
                 f"{path} is not UTF-8: {error}; `iconv -f cp1252 -t utf-8 FILE` converts what "
                 "Excel has saved, -f utf-16 or another encoding what others have"
@@ -136,3 +141,58 @@ def _csv(path: str, csv: Csv, types: Mapping[str, Any]) -> Iterator[Any]:
                 f"{path} has an odd number of quotes: one is not closed, and what follows it "
                 'would be taken for one value; a quote inside of quotes is written twice, ""'
             )
+
+
+class _NotTextError(Exception):
+    """A byte is not possible in UTF-8 text."""
+
+
+class _Utf8(io.RawIOBase):
+    """The text of a stream; another encoding raises _NotTextError.
+
+    `quotes` is their number so far: Arrow accepts a quote that is still open at the end.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._at, self.quotes = stream, 0, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return `size` bytes, or fewer at the end."""
+        raw = self._stream.read(size)
+        waiting, zero = self._decoder.getstate()[0], raw.find(b"\0")
+        if zero >= 0:  # as UTF-16 has it without a byte order mark
+            raise _NotTextError(f"byte {self._at + zero:,} is 0x00")
+        try:
+            if waiting or not raw.isascii():
+                self._decoder.decode(raw, final=not raw)
+        except UnicodeDecodeError as error:
+            place = self._at - len(waiting) + error.start
+            raise _NotTextError(f"byte {place:,} is 0x{error.object[error.start]:02x}") from None
+        self._at += len(raw)
+        self.quotes += raw.count(b'"')
+        return raw
+
+
+def _may_be_rounded(batch: Any) -> bool:
+    """Return whether columns of floats have values that are not exact if they were integers."""
+    if not batch.num_rows or not batch.num_columns:
+        return False
+    matrix = batch.to_tensor(null_to_nan=True, row_major=False).to_numpy()
+    return bool((np.abs(matrix) >= _EXACT).any())
+
+
+def _rounded(texts: Any) -> Iterator[tuple[int, str]]:
+    """Yield the place and the text of each integer of an array of texts that differs as a float."""
+    from pyarrow import compute
+
+    whole = compute.match_substring_regex(texts, _LARGE).fill_null(False)
+    for place in np.flatnonzero(whole.to_numpy(zero_copy_only=False)).tolist():
+        text = texts[place].as_py().strip()
+        number = float(text)
+        if len(text) > 310 or not np.isfinite(number) or int(text) != int(number):
+            yield place, text

@@ -16,7 +16,7 @@ from hpctrain.engine.layers.dry_run import dry_run, stored_buffers
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import Task
 
-Pair = tuple[float, float]
+_Pair = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Tried:
     that the pass has written, by name.
     """
 
-    sums: dict[str, Pair]
+    sums: dict[str, _Pair]
     buffers: dict[str, torch.Tensor]
 
     def unlike(self, other: Tried, tolerance: float) -> list[str]:
@@ -39,7 +39,7 @@ class Tried:
         ]
 
 
-def near(one: Pair, other: Pair, tolerance: float) -> bool:
+def near(one: _Pair, other: _Pair, tolerance: float) -> bool:
     """Return whether two pairs are equal but for rounding; what is not finite tells nothing."""
     pairs = list(zip(one, other, strict=True))
     return not all(map(math.isfinite, (*one, *other))) or all(

@@ -10,12 +10,12 @@
 - Datasets are contiguous and not compressed, little-endian, and begin at a multiple of 4096
   bytes, so that a reader may map them; the dtypes are those of `field.DTYPES`. In a file with more
   than 1024 datasets, those smaller than 4096 bytes begin at any byte.
-- Or they are compressed (`data.shards.compression`) in chunks of whole samples, which begin at
+- Or `data_prep.writing.compression` has compressed them in chunks of whole samples, which begin at
   such multiples too; `offsets` stay contiguous.
 
-HDF5 writes everything of an uncompressed file but the data, which is then written at the byte
-offsets of the datasets. It makes a compressed file in memory. So ordinary writes bring both to the
-disk, at the disk's speed; a full disk is an ordinary OSError, and the digest is computed meanwhile.
+HDF5 writes everything of an uncompressed file but the data, which ordinary writes then bring to the
+byte offsets of the datasets, at the disk's speed; a full disk is an ordinary OSError, and the
+digest is computed meanwhile.
 """
 
 import os
@@ -28,16 +28,12 @@ import h5py
 import numpy as np
 import xxhash
 
-from hpctrain.data.shards.compression import Compression
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION, Array
 
 ALIGNMENT = 4096  # bytes: a page
 STEP = 2**20  # bytes that are written, and then digested while the cache has them
-_IMAGE_STEP = 2**24  # bytes by which a file in memory grows
 MANY = 1024  # more datasets than these are aligned only if they are as large as a page
-
-NONE = Compression()
 
 
 def shard_name(split: str, number: int) -> str:
@@ -50,15 +46,22 @@ def write_shard(
     split: str,
     fields: Mapping[str, Field],
     parts: Mapping[str, Sequence[Any]],
-    compression: Compression = NONE,
     *,
     sync: bool = True,
 ) -> tuple[int, str]:
     """Write one file, and force it to the disk; return its size in bytes and digest "xxh3_128:…".
 
-    A field has its samples in one or more `parts`; those of a variable-length field are `Ragged`. A
-    compressed file takes memory of twice its size. Without `sync` the caller forces it to the disk.
+    A field has its samples in one or more `parts`; those of a variable-length field are `Ragged`.
+    Without `sync` the caller forces it to the disk.
     """
+    count, datasets = datasets_of(fields, parts)
+    return _write_contiguous(path, split, count, datasets, sync)
+
+
+def datasets_of(
+    fields: Mapping[str, Field], parts: Mapping[str, Sequence[Any]]
+) -> tuple[int, dict[str, Sequence[Array]]]:
+    """Return the number of samples, and the arrays of each dataset, one after the other."""
     datasets: dict[str, Sequence[Array]] = {}
     for name, field in fields.items():
         if field.variable:
@@ -67,19 +70,13 @@ def write_shard(
             datasets[f"{name}/offsets"] = [np.append(0, np.cumsum(lengths))]
         else:
             datasets[name] = parts[name]
-    count = sum(map(len, next(iter(parts.values()))))
-    if compression.codec == "none":
-        return _write_contiguous(path, split, count, datasets, sync)
-    with open(path, "wb", buffering=0) as file:
-        output = _Output(file.fileno(), sync)
-        output.write(_image(split, count, datasets, compression))
-        return output.finish()
+    return sum(map(len, next(iter(parts.values())))), datasets
 
 
-class _Output:
+class Output:
     """A file that is written from beginning to end while its digest is computed."""
 
-    def __init__(self, descriptor: int, sync: bool) -> None:
+    def __init__(self, descriptor: int, sync: bool = False) -> None:
         self._descriptor, self._sync = descriptor, sync
         self._digest = xxhash.xxh3_128()
         self.size = 0
@@ -122,7 +119,7 @@ def _write_contiguous(
             raise OSError(str(error)) from None
         raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
     with open(path, "r+b", buffering=0) as file:
-        output = _Output(file.fileno(), sync)
+        output = Output(file.fileno(), sync)
         for name in sorted(offsets, key=lambda name: offsets[name]):
             output.keep(offsets[name])
             for array in datasets[name]:
@@ -136,50 +133,20 @@ def _write_frame(
 ) -> dict[str, int]:
     """Write everything but the data; return the byte offset of each dataset that is not empty."""
     offsets = {}
-    with h5py.File(path, "w", locking=False, **_layout(len(datasets))) as file:
-        _write_attributes(file, split, count)
+    with h5py.File(path, "w", locking=False, **layout(len(datasets))) as file:
+        write_attributes(file, split, count)
         for name, arrays in datasets.items():
-            room = _properties()
+            room = properties()
             room.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
             room.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-            dataset = file.create_dataset(name, _shape(arrays), _little(arrays[0]), dcpl=room)
+            dataset = file.create_dataset(name, shape_of(arrays), little(arrays[0]), dcpl=room)
             offset = dataset.id.get_offset()
             if offset is not None:
                 offsets[name] = offset
     return offsets
 
 
-def _image(
-    split: str, count: int, datasets: Mapping[str, Sequence[Array]], compression: Compression
-) -> memoryview:
-    """Return a file of compressed datasets, made in memory."""
-    memory = {"driver": "core", "backing_store": False, "block_size": _IMAGE_STEP}
-    # Each chunk is written as a whole, so no cache of chunks is needed.
-    with h5py.File("shard", "w", rdcc_nbytes=0, **memory, **_layout(len(datasets))) as file:
-        _write_attributes(file, split, count)
-        for name, arrays in datasets.items():
-            shape, dtype = _shape(arrays), _little(arrays[0])
-            if name.endswith("/offsets") or not shape[0]:
-                dataset = file.create_dataset(name, shape, dtype, dcpl=_properties())
-                dataset[...] = np.concatenate(arrays)
-                continue
-            rows = min(compression.rows(_row_bytes(arrays[0])), shape[0])
-            dataset = file.create_dataset(
-                name,
-                shape,
-                dtype,
-                chunks=(rows, *shape[1:]),
-                dcpl=_properties(),
-                **compression.filters(dtype),
-            )
-            values = np.concatenate(arrays)
-            for start in range(0, shape[0], rows):
-                dataset[start : start + rows] = values[start : start + rows]
-        file.flush()
-        return memoryview(file.id.get_file_image())
-
-
-def _layout(datasets: int) -> dict[str, Any]:
+def layout(datasets: int) -> dict[str, Any]:
     """Return how HDF5 lays out a file with this number of datasets.
 
     With many small ones, alignment would cost pages of padding, and HDF5 would search all gaps.
@@ -189,33 +156,33 @@ def _layout(datasets: int) -> dict[str, Any]:
     return {"libver": "earliest", **sizes}
 
 
-def _write_attributes(file: h5py.File, split: str, count: int) -> None:
+def write_attributes(file: h5py.File, split: str, count: int) -> None:
+    """Write what the module says of the file itself."""
     file.attrs["format"] = np.bytes_(SHARD_FORMAT)
     file.attrs["version"] = np.int64(SHARD_VERSION)
     file.attrs["split"] = np.bytes_(split)
     file.attrs["count"] = np.int64(count)
 
 
-def _properties() -> h5py.h5p.PropDCID:
+def properties() -> h5py.h5p.PropDCID:
+    """Return how a dataset is made, without the time of today."""
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     properties.set_obj_track_times(False)
     return properties
 
 
-def _shape(arrays: Sequence[Array]) -> tuple[int, ...]:
+def shape_of(arrays: Sequence[Array]) -> tuple[int, ...]:
+    """Return the shape of a dataset of these arrays."""
     return (sum(map(len, arrays)), *arrays[0].shape[1:])
 
 
-def _row_bytes(array: Array) -> int:
-    return int(np.prod(array.shape[1:])) * array.itemsize
-
-
-def _little(array: Array) -> np.dtype[Any]:
+def little(array: Array) -> np.dtype[Any]:
+    """Return the dtype of an array as files have it."""
     return array.dtype.newbyteorder("<")
 
 
 def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array, _little(array)).reshape(-1).view(np.uint8).data
+    return np.ascontiguousarray(array, little(array)).reshape(-1).view(np.uint8).data
 
 
 def digest_file(path: Path, advance: Callable[[int, int], None] | None = None) -> str:

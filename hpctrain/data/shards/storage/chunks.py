@@ -26,13 +26,13 @@ from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from hpctrain.data.shards.compression import plugins
 from hpctrain.data.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.data.shards.storage.chunk_table import ChunkTable, filters, samples_first
 from hpctrain.data.shards.storage.codecs import describe
@@ -43,6 +43,7 @@ from hpctrain.errors import DataError
 RUN_BYTES = 2**28  # the samples of a chunk take no more
 _ROWS_BYTES = 2**16  # samples that are read at once where there are no chunks
 
+_CODECS = ("lz4", "zstd")  # that data_prep writes, by hdf5plugin
 _Visit = tuple[int, Any, Any]  # number of a run, rows of the result, rows of the run
 
 log = logging.getLogger(__name__)
@@ -158,6 +159,22 @@ class Chunked:
     def _range(self, number: int) -> tuple[int, int]:
         start = number * self._run
         return start, min(start + self._run, self.shape[0])
+
+
+def plugins() -> Any:
+    """Return hdf5plugin (or raise ImportError), and make HDF5 use the codecs of hdf5plugin.
+
+    HDF5 may have found other builds of the codecs before: netCDF4 sets HDF5_PLUGIN_PATH when it is
+    imported. Another build writes the same values in other bytes.
+    """
+    library = import_module("hdf5plugin")
+    files = library.get_config().registered_filters
+    others = tuple(
+        name for name in _CODECS if not files.get(name, "").startswith(library.PLUGIN_PATH)
+    )
+    if others:
+        library.register(others, force=True)
+    return library
 
 
 def _check_filters(dataset: h5py.Dataset, path: Path) -> None:

@@ -4,13 +4,14 @@ Nothing is mapped, so that torch is not needed. Each shard is compared with the 
 are read from it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from data_prep.source import BLOCK_BYTES
+from data_prep.writing.moments import Moments
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.index import Index, Shard
@@ -51,6 +52,21 @@ def blocks(
         count = max(1, int(np.searchsorted(np.cumsum(sizes), BLOCK_BYTES, side="right")))
         yield start, reader.read(samples[:count])
         start += count
+
+
+def moments_of(
+    folder: Path | str,
+    fields: Mapping[str, Field],
+    shard: Shard,
+    note: Callable[[Mapping[str, Array | Ragged]], None] = lambda _: None,
+) -> dict[str, Moments]:
+    """Read all samples of a shard; return the statistics of each field. `note` sees each block."""
+    moments = {name: Moments(len(fields)) for name in fields}
+    for _, rows in blocks(reader_of(folder, fields, [shard]), 0, shard.count):
+        note(rows)
+        for name, values in rows.items():
+            moments[name].add(values)
+    return moments
 
 
 def _damage(index: Index) -> str:

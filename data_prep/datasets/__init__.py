@@ -1,1 +1,0 @@
-"""Read data sets in our format, for the commands that look at one or write it again."""

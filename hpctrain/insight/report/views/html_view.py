@@ -30,12 +30,13 @@ figure{margin:0;background:#fff;border-radius:6px;padding:.4rem;break-inside:avo
 figure svg{width:100%;height:auto;display:block}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{padding:.2rem .8rem .2rem 0;text-align:left;border-bottom:1px solid var(--grid);
-vertical-align:top;overflow-wrap:normal}
+vertical-align:top;overflow-wrap:normal}td:first-child{white-space:nowrap}
 dl{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:.25rem 1rem}dd{margin:0}
 code{background:var(--card);padding:0 .25em}
 @media(max-width:480px){dl{grid-template-columns:1fr}dt{font-weight:600}dd{margin-bottom:.4rem}
 tr{display:block;padding:.4rem 0;border-bottom:1px solid var(--grid)}th,td:empty{display:none}
-td{display:grid;grid-template-columns:8rem 1fr;padding:0;border:0;overflow-wrap:anywhere}
+td,td:first-child{display:grid;grid-template-columns:10rem 1fr;padding:0;border:0;
+white-space:normal;overflow-wrap:anywhere}
 td::before{content:attr(data-name);font-weight:600}}
 """
 _HEAD = """<!doctype html>

@@ -291,8 +291,8 @@ def accept(words: list[str], run: Path) -> None:
             call(
                 hpctrain, "status", "--upload", *rest, code=7
             )  # accepted, but no run here was tracked
-        case ["python", "-m", "hpctrain", "report", "runs", *rest]:
-            call(hpctrain, "report", "runs", *rest, code=6)  # accepted, but nothing was trained
+        case ["python", "-m", "hpctrain", "report", "--over", *rest]:
+            call(hpctrain, "report", "--over", *rest, code=6)  # of runs that were not trained
         case ["python", "-m", "hpctrain", "report", "--compare", *rest]:
             # It is accepted, but both are one run.
             call(hpctrain, "report", "--compare", *named(rest, run), code=2)

@@ -7,20 +7,23 @@ bash, in their order. The environment of the tests stands for `pip install`. The
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
+from tests import forkserver
 from tests.conftest import ROOT, run_json, runs
-from tests.test_docs import blocks
+from tests.test_docs import blocks, commands
 
 # The runs that are there at the end, by the folder in which the page leaves them.
 LEFT = {
     "start": ("runs", ["digits"]),
-    "from-script": ("waves/runs", ["same", *6 * ["waves"]]),
+    "from-script": ("waves/runs", ["photos", "same", *6 * ["waves"]]),
     "own-loop": ("runs", ["gan", "gan", "pixels", "policy", "script"]),
     "finetune": ("runs", ["finetune"]),
 }
@@ -73,3 +76,20 @@ def test_a_page_is_done_as_it_stands(name: str, tmp_path: Path) -> None:
     if name == "from-script":
         (difference,) = re.findall(r"largest difference: (.*)", done.stdout)
         assert float(difference) < 1e-5
+
+
+def test_the_cheapest_hour_in_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same commands without bash; tests/test_docs.py gives that of `plan`."""
+    monkeypatch.chdir(tmp_path)
+    page = ROOT / "docs" / "finetune.md"
+    for block in blocks(page):
+        if block.title:
+            Path(block.title).write_text(block.text)
+    for command in commands(page):
+        words = [sys.executable, *shlex.split(command)[1:]]
+        if "plan" not in words:
+            done = forkserver.run(words, capture_output=True, text=True)
+            assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = runs(tmp_path / "runs")
+    assert run_json(run)["state"] == "finished"
+    assert (tmp_path / "exported" / "adapter" / "adapter_model.safetensors").is_file()

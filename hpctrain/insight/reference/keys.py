@@ -108,6 +108,8 @@ def _print_entries(rows: Sequence[tuple[str, ...]]) -> None:
             kind, default, unit, allowed, identity = facts
             part = "part of the run's name" if identity else ""
             name, facts = f"{name}={default}", [*filter(None, (kind, unit, allowed, part))]
-        console.print(Text.assemble((name, "bold"), "  ", "; ".join(facts)))
-        for line in wrapped(Text(meaning), console.width - 4):
+        head = Text.assemble((name, "bold"), "  ", "; ".join(facts))
+        first, *rest = wrapped(head, console.width - 4)
+        console.print(first)
+        for line in (*rest, *wrapped(Text(meaning), console.width - 4)):
             console.print(Text("    ") + line)

@@ -58,9 +58,10 @@ class SweptRuns:
         if not self.finished:
             return [f"No run has a value of {self.metric}."]
         best = self.finished[0]
+        values = label({key: value for key, value in best.swept.items() if value})
         lines = [
             f"The best of {len(self.finished) + len(self.others)} runs is `{best.name}`"
-            + (f" ({label(best.swept)})" if best.swept else "")
+            + (f" ({values})" if values else "")
             + f": {self.metric} is {best.final(self.metric):.5g}."
         ]
         if count := len(self.others):

@@ -25,7 +25,10 @@ def show(title: str, sections: Sequence[Section], most: int = _MOST) -> Renderab
 def _shown(section: Section, most: int) -> Iterator[RenderableType]:
     match section:
         case Pairs(_, facts):
-            yield from _table(["", ""], [[f"  {f.name}", f.text] for f in facts if f.text], 99)
+            width = max((len(f.name) for f in facts if f.text), default=0)
+            for fact in facts:  # each by itself: a link must not make the others wider
+                if fact.text:
+                    yield from _table(["", ""], [[f"  {fact.name:<{width}}", fact.text]], 1)
         case Bars():
             for _, fact, share in section.shares():
                 drawn = ("|" * round(_BAR * share)).ljust(_BAR)

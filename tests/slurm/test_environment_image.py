@@ -37,6 +37,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "env", with_pip=False)
     (installed,) = (folder / "env/lib").glob("python3*/site-packages")
     (installed / "mine.py").write_text("")
+    for kind, file in (("icons", "one.svg"), ("tests", "__init__.py"), ("part", "__init__.py")):
+        (installed / "package" / kind).mkdir(parents=True)
+        (installed / "package" / kind / file).write_text("known = 42")
     (folder / "code/abc/project").mkdir(parents=True)
     (folder / "code/abc/project/moved.py").write_text("")
     script = PACK.format(path=[str(HERE), *(p for p in sys.path if p.endswith("site-packages"))])
@@ -88,13 +91,21 @@ def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) ->
     assert not (packed / "env").samefile(out.split()[0])
 
 
-def test_the_python_below_comes_without_what_nobody_imports(packed: Path) -> None:
-    image = archive(packed)
-    listed = subprocess.run(["tar", "-tf", image], capture_output=True, text=True, check=True)
-    names = listed.stdout.split()
-    assert any(name.endswith("/mine.py") for name in names)
-    assert any(name.startswith("base/lib/python3") and name.endswith("/json/") for name in names)
-    assert not [name for name in names if name.startswith("base/") and "/test/" in name]
+def test_what_nobody_imports_stays_and_is_there_by_a_link(packed: Path, tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sysconfig, mine\n"
+        "from package.tests import known\n"
+        "for here in (pathlib.Path(mine.__file__).parent / 'package', pathlib.Path(sysconfig."
+        "get_path('stdlib')), pathlib.Path(sysconfig.get_path('include')).parent):\n"
+        "    print(*sorted(p.name for p in here.iterdir() if p.is_symlink() and p.exists()))\n"
+        "print(known, (here / 'site-packages').exists())"
+    )
+    out, err = start(packed, tmp_path, program).communicate()
+    assert err == ""
+    own, below, _, said = out.splitlines()
+    assert own == "icons tests"
+    assert {"test", "idlelib", "site-packages"} <= {*below.split()} or "/usr" in sys.base_prefix
+    assert said.startswith("42")
 
 
 def test_many_ranks_unpack_it_once(packed: Path, tmp_path: Path) -> None:

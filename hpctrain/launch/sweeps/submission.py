@@ -28,6 +28,7 @@ from hpctrain.launch.sweeps.before_queueing import check_bounds, check_room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.runs import sweep_overrides, trust
+from hpctrain.runs.code import environment
 from hpctrain.runs.start_again import may_start_again
 from hpctrain.tracking import store
 
@@ -47,6 +48,15 @@ class Submitter:
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
+        travels = (
+            entry.config
+            for entry in entries
+            if self._cluster and entry.config.launch.environment == "image"
+            if entry.config.launch.rerun == "all" or entry.run.read().state != "finished"
+        )
+        if (first := next(travels, None)) is not None:
+            # It takes a minute the first time, in which others may submit.
+            environment.write(environment.image(first.output_dir), None)
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()

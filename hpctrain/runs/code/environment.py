@@ -166,7 +166,6 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
             for name, (full, facts) in sorted(files.items()):
                 if cost >= part * len(begins):
                     begins.append(tar.offset)
-                    tar.inodes = {}  # no part has a hard link into another one
                 member = _member(tar, full, name, is_link=name not in folders)
                 if member.isreg():
                     with full.open("rb") as file:
@@ -196,6 +195,8 @@ def _member(tar: tarfile.TarFile, full: Path, name: str, is_link: bool) -> tarfi
             member.type, member.linkname = tarfile.SYMTYPE, str(full)
     elif member.issym():
         member.linkname = _target(full, name)
+    elif member.islnk():  # it could be one into another part
+        member.type, member.size, member.linkname = tarfile.REGTYPE, full.stat().st_size, ""
     return member
 
 

@@ -14,10 +14,11 @@ import pytest
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.launch.executors import SlurmExecutor
+from hpctrain.node import tools
 from hpctrain.runs.code import environment
 
 HERE = Path(__file__).parents[2]
-SHELL = Path(environment.__file__).with_suffix(".sh")
+SHELL = environment.SHELL
 PACK = """
 import sys
 sys.path[:0] = {path!r}
@@ -106,6 +107,13 @@ def test_what_nobody_imports_stays_and_is_there_by_a_link(packed: Path, tmp_path
     assert own == "icons tests"
     assert {"test", "idlelib", "site-packages"} <= {*below.split()} or "/usr" in sys.base_prefix
     assert said.startswith("42")
+
+
+def test_a_shell_has_the_python_of_the_node(packed: Path, tmp_path: Path) -> None:
+    words = tools.Tool("shell").words(["bash", "environment.sh"], None)
+    shell = start(packed, tmp_path, words[-1])
+    out, _ = shell.communicate(f"type python; python -c '{WHERE}'\n")
+    assert out.count(f"{tmp_path}/hpctrain-") == 5, out
 
 
 def test_many_ranks_unpack_it_once(packed: Path, tmp_path: Path) -> None:

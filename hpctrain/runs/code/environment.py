@@ -33,8 +33,8 @@ from hpctrain.errors import ConfigError, StorageError
 FOLDER = "environments"
 """The folder of the archives in `output_dir`."""
 
-UNPACK = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
-"""The shell text by which ranks run the Python of an archive; its head has its arguments."""
+SHELL = Path(__file__).with_suffix(".sh")
+"""The shell script by which ranks run the Python of an archive; its head has its arguments."""
 
 _ENVIRONMENT, _BASE = "environment", "base"
 # No training imports them.

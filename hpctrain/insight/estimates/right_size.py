@@ -2,9 +2,11 @@
 
 import functools
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,30 @@ def of_sweep(configs: Iterable[Config]) -> Iterator[str]:
     """Yield once, in a line, what the last runs of the same shape have left unused of a request."""
     kinds = {(_chosen(each, (*_SHAPE, *_LENGTH, "launch"))): each for each in configs}
     yield from dict.fromkeys(filter(None, map(_left_unused, map(plain, kinds.values()))))
+
+
+def of_job(
+    usage: Usage, launch: Mapping[str, Any], rules: str | None, minutes: float | None
+) -> tuple[list[str], list[str]]:
+    """Return what the site says of a job, by the file of its rules, and what the job did not need.
+
+    `minutes` is how long it took; None if that says nothing.
+    """
+    try:
+        said = [*site_rules.broken(site_rules.read(rules), figures(usage, launch, minutes))]
+    except ConfigError as error:
+        return [str(error)], []
+    return said, [*too_much(usage, launch, minutes)]
+
+
+def unused(run: Path, host: str) -> str:
+    """Return the same of a run that finishes now, by the samples of one of its nodes."""
+    with suppress(HpctrainError, OSError):
+        values, (*_, attempt) = values_of(run / "config.yaml"), RunRecord.of(run).attempts
+        minutes = (time.time() - attempt.started) / 60
+        usage = Usage.read(run, host=host)
+        return "; ".join(chain(*of_job(usage, values["launch"], values["site"]["rules"], minutes)))
+    return ""
 
 
 def _left_unused(asked: Mapping[str, Any]) -> str:

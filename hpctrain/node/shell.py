@@ -215,9 +215,6 @@ def _lines(request: JobRequest, place: _Place) -> Iterator[str]:
         yield f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
     if place.run is not None:
         yield f"export run={shlex.quote(str(place.run))}"
-    # A shell that is no terminal's drops the variable, so that it is set by the last of them.
-    prompt = f"({place.run.name if place.run else 'hpctrain'}) \\h:\\w\\$ "
-    yield f"export PS1={shlex.quote(prompt)}"
 
 
 def _srun(request: JobRequest, place: _Place, tool: tools.Tool) -> Iterator[str]:

@@ -19,10 +19,10 @@ _PIP = {
     "debug": "pip install 'hpctrain[debug]'  (or debugpy)",
     "notebook": "pip install 'hpctrain[notebook]'  (or jupyterlab)",
 }
-# The shell has the Python of an environment that is unpacked on the node, and its lock.
-_TO_BASH = (
+# The programs of an environment that is unpacked on the node; its lock stays with the process.
+_WITH_PATH = (
     "import os, sys; os.environ['PATH'] = f'{os.path.dirname(sys.executable)}:' + "
-    "os.environ['PATH']; os.execvp('bash', ['bash', '--norc', '-i'])"
+    "os.environ['PATH']; os.execvp(sys.argv[1], sys.argv[1:])"
 )
 
 
@@ -46,7 +46,9 @@ class Tool:
     def words(self, python: Sequence[str], run: Path | None) -> list[str]:
         """Return the command on the node; `python` are the words that start Python there."""
         if self.name == "shell":
-            return ["bash", "--norc", "-i"] if len(python) == 1 else [*python, "-c", _TO_BASH]
+            prompt = f"PS1=({run.name if run else 'hpctrain'}) \\h:\\w\\$ "
+            before = [*python, "-c", _WITH_PATH] if len(python) > 1 else []
+            return [*before, "env", prompt, "bash", "--norc", "-i"]
         module = {"debug": "hpctrain.node.debugged", "notebook": "hpctrain.node.notebook"}
         given = [str(run)] if self.trains else []
         # Python's own modules that are frozen have no lines, of which debugpy warns.

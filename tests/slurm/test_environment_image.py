@@ -54,13 +54,13 @@ def archive(packed: Path) -> Path:
     return image
 
 
-def start(packed: Path, node: Path, program: str = WHERE) -> subprocess.Popen[str]:
+def start(packed: Path, node: Path, program: str = WHERE, *arguments: str) -> subprocess.Popen[str]:
     """Start a rank on a node whose own disk is a folder."""
     image = archive(packed)
     code, python = packed / "code/abc", packed / "env/bin/python"
     node.mkdir(exist_ok=True)
     return subprocess.Popen(
-        ["bash", str(SHELL), str(image), str(code), str(python), "-c", program],
+        ["bash", str(SHELL), str(image), str(code), str(python), "-c", program, *arguments],
         env={"PATH": os.environ["PATH"], "TMPDIR": str(node), "PYTHONPATH": str(code / "project")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -111,7 +111,7 @@ def test_what_nobody_imports_stays_and_is_there_by_a_link(packed: Path, tmp_path
 
 def test_a_shell_has_the_python_of_the_node(packed: Path, tmp_path: Path) -> None:
     words = tools.Tool("shell").words(["bash", "environment.sh"], None)
-    shell = start(packed, tmp_path, words[-1])
+    shell = start(packed, tmp_path, *words[3:])
     out, _ = shell.communicate(f"type python; python -c '{WHERE}'\n")
     assert out.count(f"{tmp_path}/hpctrain-") == 5, out
 
@@ -133,8 +133,8 @@ def test_a_copy_that_a_killed_rank_has_left_is_made_again(packed: Path, tmp_path
     (environment / "unpacked").unlink()
     next(environment.glob("environment/lib/*/site-packages/mine.py")).unlink()
     out, err = start(packed, tmp_path).communicate()
-    assert str(environment) in out
     assert err == ""
+    assert str(environment) in out
 
 
 def test_old_copies_leave_unless_a_process_uses_them(packed: Path, tmp_path: Path) -> None:

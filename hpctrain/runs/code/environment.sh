@@ -40,7 +40,7 @@ fetch() {
     read -ra begins < <(dd if="$1" bs=512 skip=1 count=1 status=none)
     for ((number = 1; number < ${#begins[@]}; number++)); do
         dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="${begins[number - 1]}" \
-            count="$((begins[number] - begins[number - 1]))" status=none | tar -xC "$copy" &
+            count="$((begins[number] - begins[number - 1]))" status=none | tar -xPC "$copy" &
         processes+=("$!")
     done
     for process in "${processes[@]}"; do wait "$process" || code=1; done # none may write any more

@@ -13,9 +13,14 @@ import pytest
 
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.errors import StorageError
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import SlurmExecutor
+from hpctrain.launch.sweeps.submission import Submitter
+from hpctrain.launch.sweeps.submit_lock import LOCK
 from hpctrain.node import tools
 from hpctrain.runs.code import environment
+from hpctrain.runs.run_dir import RunDir
 
 HERE = Path(__file__).parents[2]
 SHELL = environment.SHELL
@@ -83,6 +88,24 @@ def test_the_batch_script_starts_every_python_by_it(monkeypatch: pytest.MonkeyPa
     words = shlex.join(["bash", "/x y/environment.sh", image, str(code), sys.executable])
     assert executor.text().count(words) == 2  # that of the ranks, and of the verdict
     assert f"{words} -u -m hpctrain run" in executor.text()
+
+
+def test_it_is_packed_before_other_submissions_must_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = []
+
+    def write(image: Path, code: Path | None) -> None:
+        locked.append((image.parent.parent / LOCK).exists())
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(environment, "_digest", lambda: "1")
+    monkeypatch.setattr(environment, "write", write)
+    config = Config(output_dir=str(tmp_path), launch=LaunchConfig(environment="image"))
+    entry = Entry([], config, RunDir(tmp_path / "a-1"))
+    with pytest.raises(StorageError):
+        Submitter(tmp_path / "sweep", [entry], cluster=True).queue([entry])
+    assert locked == [False]
 
 
 def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ _LENGTH = ("train.max_steps", "train.max_epochs", "data.path")
 _ROOM = 1.25  # what a request should have above the highest use
 
 
-def too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
+def _too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
     """Yield what was used of a request, each with the key; `minutes` are None if unknown."""
     gpus, used = int(launch.get("gpus_per_node") or 0), usage.host_gib()
     asked = launch.get("mem_gb") or 0
@@ -88,7 +88,7 @@ def of_job(
         said = [*site_rules.broken(site_rules.read(rules), figures(usage, launch, minutes))]
     except ConfigError as error:
         return [str(error)], []
-    return said, [*too_much(usage, launch, minutes)]
+    return said, [*_too_much(usage, launch, minutes)]
 
 
 def unused(run: Path, host: str) -> str:
@@ -107,7 +107,7 @@ def _left_unused(asked: Mapping[str, Any]) -> str:
     same_length = _chosen(asked, _LENGTH) == _chosen(values_of(run / "config.yaml"), _LENGTH)
     spans = [(one.ended or one.started) - one.started for one in RunRecord.of(run).attempts]
     minutes = sum(spans) / 60 if same_length else None
-    found = "; ".join(too_much(Usage.read(run), asked["launch"], minutes))
+    found = "; ".join(_too_much(Usage.read(run), asked["launch"], minutes))
     return f"{run.name}, the last run like this one: {found}" if found else ""
 
 

@@ -185,18 +185,7 @@ def test_an_environment_travels_and_trains_the_same(
         )
         (run,) = runs(tmp_path / environment)
         losses[environment] = journal_metrics(run)
+        assert "of 60 minutes used" in run_json(run)["attempts"][-1]["waste"]
     assert losses["image"] == losses["shared"]
     (copy,) = (path for path in tmp_path.glob("hpctrain-*/*") if (path / "environment").is_dir())
     assert (copy / "unpacked").exists()
-
-
-@pytest.mark.slow  # the whole environment is packed; slurm/test_environment_image has a small one
-def test_ranks_whose_environment_travels(train: Train, tmp_path: Path) -> None:
-    shape = ("launch.tasks_per_node=2", "launch.environment=image", "launch.mem_gb=2")
-    train("-m", "train.max_steps=2", "tracking=off", "launch.wait=true", *shape)
-    run = only_run(tmp_path)
-    attempt = run_json(run)["attempts"][-1]
-    assert attempt["state"] == "finished"
-    assert "of 60 minutes used" in attempt["waste"]
-    (log,) = run.glob("logs/*.rank1.log")
-    assert "starts from the shared file system" not in log.read_text()

@@ -91,7 +91,9 @@ class Row:
 
     @property
     def waste(self) -> str:
-        """Which of its GPUs do nothing now, as its monitors have told; "" if none."""
+        """Which of its GPUs do nothing now, as its monitors have told, or what was not needed."""
+        if self.state.name == "finished":
+            return self.run.attempt.waste
         told = samples.idle(self.run.path).values() if self.state.name == "running" else ()
         since = [when for when, _ in told if when >= self.run.attempt.started]
         return offered("waste")(self.run.path, min(since), self.time) if since else ""
@@ -205,7 +207,7 @@ def table(rows: list[Row], where: str, width: int, most: int) -> Group:
 
 def problems(rows: list[Row]) -> list[Text]:
     """Return a line for each of the first problems that a run has beside its state."""
-    kinds = ("waste", "upload_problem", "changed_code")
+    kinds = ("upload_problem", "waste", "changed_code")
     found = [(r.run.name, text) for kind in kinds for r in rows if (text := getattr(r, kind))]
     lines: list[Text] = [Cell(f"{run}: {text}", "yellow") for run, text in found[:_PROBLEMS]]
     if len(found) > _PROBLEMS:

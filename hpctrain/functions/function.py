@@ -33,6 +33,7 @@ from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
+from hpctrain.node import environment
 from hpctrain.runs.code import snapshot
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
@@ -101,6 +102,8 @@ def submit(
     if cluster:
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, executor.request)
+        if config.launch.environment == "image":  # a minute the first time: before the lock
+            environment.write(environment.image(config.output_dir), None)
     try:
         with submit_lock([Path(config.output_dir)]) as executor.locks:
             if code:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -87,7 +88,7 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         if image := self._image():
             travels = offered("environment")
             travels.write(Path(image[0]), Path(image[1]) if image[1] else None)
-            (self.folder / "environment.sh").write_text(travels.UNPACK)
+            shutil.copyfile(travels.SHELL, self.folder / "environment.sh")
         self.script.write_text(self.text())
         (self.folder / "tasks").write_bytes(b"".join(os.fsencode(f"{one}\n") for one in folders))
 

@@ -1,15 +1,20 @@
 """The Python environment as one file, which each node of a job unpacks once into its own disk.
 
     runs/environments/3fa92c1be0d44c12.tar    the name is a digest of its files' names, sizes, times
+        parts                                 where each of its parts begins, and the end
         environment/…                         sys.prefix: a virtual or a conda environment
         base/…                                the Python under a virtual environment, unless in /usr
     runs/environments/code-8b1d….tar          a code snapshot, which changes more often
 
 A start opens thousands of files and asks for ten times as many. A shared file system answers each
 question over the network, and a thousand nodes ask at the same time. One file is read by large
-reads. `environment.sh` is what a rank does with it.
+reads. `environment.sh` is what a rank does with it: processes unpack the parts side by side.
+
+A folder from which nothing is imported (headers, icons, web pages), and one of tests, stays where
+it is: the copy has a link to it. Half of the files of an environment are in such folders.
 """
 
+import io
 import os
 import stat
 import sys
@@ -28,13 +33,16 @@ from hpctrain.errors import ConfigError, StorageError
 FOLDER = "environments"
 """The folder of the archives in `output_dir`."""
 
-UNPACK = Path(__file__).with_suffix(".sh").read_text(encoding="utf-8")
-"""The shell text by which ranks run the Python of an archive; its head has its arguments."""
+SHELL = Path(__file__).with_suffix(".sh")
+"""The shell script by which ranks run the Python of an archive; its head has its arguments."""
 
 _ENVIRONMENT, _BASE = "environment", "base"
-# A Python has them, and no training imports them.
-_SELDOM = {"test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo", "site-packages"}
+# No training imports them.
+_SELDOM = {"test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo"}
 _ASKED_AT_ONCE = 16  # folders of a slow file system
+_PARTS = 8  # environment.sh starts so many processes
+_FILE_COST = 1 << 16  # bytes that are written in the time in which a file is created
+_BLOCK = 512  # of a tar
 
 _Files = dict[str, tuple[Path, os.stat_result]]  # by the name in the archive
 
@@ -75,7 +83,16 @@ def _environment() -> _Files:
     base = Path(sys.base_prefix)
     if base != Path(sys.prefix) and not base.is_relative_to("/usr"):
         files |= _files(base, _BASE)
-    return files
+    # What is imported, what Python asks of each package, and the programs.
+    needed = {f"{_ENVIRONMENT}/bin", _ENVIRONMENT, _BASE}
+    for name in files:
+        folder, _, file = name.rpartition("/")
+        is_code = file.endswith((".py", ".pyc")) or ".so" in file or folder.endswith(".dist-info")
+        if is_code and not _SELDOM & {*folder.split("/")}:
+            while folder not in needed:
+                needed.add(folder)
+                folder = folder.rpartition("/")[0]
+    return {name: file for name, file in files.items() if name.rpartition("/")[0] in {"", *needed}}
 
 
 @cache
@@ -114,16 +131,18 @@ def _entries(folder: tuple[Path, str]) -> _Files:
 
 
 def _travels(name: str) -> bool:
-    """Return whether a file or folder is needed; of the Python below, only what it imports is."""
+    """Return whether a file or folder is looked at; of the Python below, only what it needs is."""
     top, *parts = name.split("/")
     if top != _BASE:
         return True
     kind, *inside = parts
     if kind == "bin":
         return not inside or inside[0].startswith("python")
-    if kind != "lib" or not inside:
-        return kind == "lib"
-    return (inside[0].startswith("python") and not {*inside} & _SELDOM) or ".so" in inside[0]
+    if kind != "lib" or not inside:  # what compiles reads the headers, by a link
+        return kind == "lib" or parts == ["include"]
+    return (inside[0].startswith("python") and "site-packages" not in inside[1:-1]) or (
+        ".so" in inside[0]
+    )
 
 
 def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
@@ -132,28 +151,53 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
         return
     files, unfinished = listed(), temporary(path)
     total = sum(facts.st_size for _, facts in files.values())
+    part = (total + _FILE_COST * len(files)) / _PARTS
+    folders = {name.rpartition("/")[0] for name in files}
+    begins, cost = list[int](), 0.0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
             ProgressBar(len(files), total, label=label, noun="files") as bar,
         ):
+            head = tarfile.TarInfo("parts")
+            head.size = _BLOCK
+            tar.addfile(head, io.BytesIO(bytes(_BLOCK)))
             for name, (full, facts) in sorted(files.items()):
-                member = tar.gettarinfo(full, name)
-                member.uid = member.gid = 0
-                if member.issym():
-                    member.linkname = _target(full, name)
+                if cost >= part * len(begins):
+                    begins.append(tar.offset)
+                member = _member(tar, full, name, is_link=name not in folders)
                 if member.isreg():
                     with full.open("rb") as file:
                         tar.addfile(member, file)
                 else:
                     tar.addfile(member)
+                cost += facts.st_size + _FILE_COST
                 bar.advance(1, facts.st_size)
+            begins.append(tar.offset)
+        with unfinished.open("r+b") as written:
+            written.seek(_BLOCK)  # behind the head
+            written.write(" ".join(map(str, begins)).encode() + b"\n")
         unfinished.replace(path)
     except OSError as error:
         raise _unreadable(error) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _member(tar: tarfile.TarFile, full: Path, name: str, is_link: bool) -> tarfile.TarInfo:
+    """Return the head of a file, or of a folder, which may be a link to what stays."""
+    member = tar.gettarinfo(full, name)
+    member.uid = member.gid = 0
+    if member.isdir():
+        member.mode |= stat.S_IRWXU  # another part may have files of it
+        if is_link:
+            member.type, member.linkname = tarfile.SYMTYPE, str(full)
+    elif member.issym():
+        member.linkname = _target(full, name)
+    elif member.islnk():  # it could be one into another part
+        member.type, member.size, member.linkname = tarfile.REGTYPE, full.stat().st_size, ""
+    return member
 
 
 def _target(link: Path, name: str) -> str:

@@ -5,6 +5,7 @@
 # snapshot or "", with its archive beside IMAGE, and PYTHON the interpreter on the shared file
 # system, which takes over where this node has no room. Each node unpacks an archive once, for all
 # ranks and jobs of the user; who uses a copy holds a shared lock on it until the process ends.
+set -o pipefail
 image=$1 code=$2 python=$3
 shift 3
 here=${SLURM_TMPDIR:-${TMPDIR:-/tmp}}/hpctrain-$(id -u)
@@ -25,25 +26,25 @@ unpack() {
         if [[ -e $copy.failed && $(<"$copy.failed") == "$attempt" ]]; then exit 1; fi
         remove_old
         rm -rf "$copy"
-        mkdir "$copy" && fetch "$1" "$copy.tar" && tar --blocking-factor=2048 -xf "$copy.tar" \
-            -C "$copy" && rm "$copy.tar" && set_home && : >"$copy/unpacked" && exit
-        rm -rf "$copy" "$copy.tar"
+        mkdir "$copy" && fetch "$1" && set_home && : >"$copy/unpacked" && exit
+        rm -rf "$copy"
         echo "$attempt" >"$copy.failed"
         exit 1
     ) 7>>"$copy.lock.unpacking"
 }
 
-# Copy the file $1 to $2: eight readers wait for a slow file system at the same time.
+# Unpack each part of the archive $1 by a process of its own: they wait for a slow file system, and
+# for the disk, at the same time.
 fetch() {
-    local size part=0 mib reader readers=()
-    size=$(stat --format=%s "$1") && mib=$(((size >> 23) + 1)) || return
-    while ((part * mib << 20 < size)); do
-        dd if="$1" of="$2" bs=1M count="$mib" skip=$((part * mib)) seek=$((part * mib)) \
-            conv=notrunc status=none &
-        readers+=("$!")
-        part=$((part + 1))
+    local begins number process processes=() code=0
+    read -ra begins < <(dd if="$1" bs=512 skip=1 count=1 status=none)
+    for ((number = 1; number < ${#begins[@]}; number++)); do
+        dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="${begins[number - 1]}" \
+            count="$((begins[number] - begins[number - 1]))" status=none | tar -xPC "$copy" &
+        processes+=("$!")
     done
-    for reader in "${readers[@]}"; do wait "$reader" || return; done
+    for process in "${processes[@]}"; do wait "$process" || code=1; done # none may write any more
+    ((code == 0 && number > 1))
 }
 
 # A virtual environment names the folder of its Python.
@@ -55,7 +56,7 @@ set_home() {
 remove_old() {
     local old
     for old in "$here"/*.lock; do
-        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}".{failed,tar} "$old"*) 6>>"$old"
+        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}.failed" "$old"*) 6>>"$old"
     done
 }
 

@@ -25,7 +25,7 @@ from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.container import CHOOSE_GPUS, GPUS, in_container, shell_words
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.sbatch_options import sbatch_options, step_gpu_options
-from hpctrain.cluster.slurm.script import environment, sbatch_script
+from hpctrain.cluster.slurm.script import lines_of_ranks, sbatch_script
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_dir, latest_run
 from hpctrain.commands.state import UNDER_WAY, states_of
@@ -33,8 +33,10 @@ from hpctrain.config.frozen import executed, load
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.functions.compose_call import composed
 from hpctrain.insight.doctor.command import settings
-from hpctrain.node import tools
+from hpctrain.launch.freeze import check, freeze
+from hpctrain.node import environment, tools
 from hpctrain.node.held import run_held
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
@@ -59,7 +61,7 @@ class _Place(NamedTuple):
 
 def main(argv: list[str]) -> int:
     """Open it; return the exit code of what has run there."""
-    options = _parser().parse_intermixed_args(argv)
+    options = _parser().parse_intermixed_args(tools.spelled(argv))
     overrides = [text for text in options.words if "=" in text and not os.path.exists(text)]
     names = [text for text in options.words if text not in overrides]
     if len(names) > 1:
@@ -76,7 +78,8 @@ def main(argv: list[str]) -> int:
             "goes to a node with `srun`"
         )
     if tool.trains and not names:
-        raise ConfigError("--debug needs a RUN: `freeze` makes one of KEY=VALUE, and prints it")
+        names = [str(_frozen(overrides, options.config_dir))]
+        overrides = [text for text in overrides if text.startswith(("launch.", "site."))]
     if names:
         place = _of_run(latest_run(options.dir, names[0], "shell"), overrides, tool)
     else:
@@ -94,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Open a shell on a node, with the environment, the container and the copy of "
         "the code of a run: beside its ranks if its job runs, else in an allocation of its own, "
         f"of at most {_LONGEST_MIN} minutes if launch.time_min is not given. Without RUN, "
-        "KEY=VALUE says what is asked for. Leaving the shell, Ctrl-C and closing the terminal "
-        "give the allocation back.",
+        "KEY=VALUE says what is asked for, or with --debug what is trained. Leaving the shell, "
+        "Ctrl-C and closing the terminal give the allocation back.",
     )
     parser.add_argument(
         "words",
@@ -111,6 +114,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _frozen(overrides: list[str], config_dir: str | None) -> Path:
+    """Write the run directory of a training, unless its run is under way; return it."""
+    with composed(overrides, config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; --debug takes one")
+        config = call.composer.typed(call.runs[0])
+    run = check(config)
+    if not run.path.exists() or states_of([run.path])[0][1].name not in UNDER_WAY:
+        freeze(config, run, overrides, config_dir or "")
+    return run.path
+
+
 def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
     for text in overrides:
         if text.partition(".")[0] not in ("launch", "site"):
@@ -123,8 +138,8 @@ def _of_run(path: Path, overrides: list[str], tool: tools.Tool) -> _Place:
     job = _job_id(facts) if state.name == "running" else ""
     if tool.trains and state.name in (*UNDER_WAY, "finished"):
         raise ConfigError(
-            f"{path.name} is {state.name}: --debug goes on with a run that nobody trains; "
-            "`cancel` it first"
+            f"{path.name} is {state.name}: --debug goes on with a run that is not finished and "
+            "that nobody trains; `cancel` it first, or change a value (seed=1) for another run"
         )
     if job and overrides:
         raise ConfigError(f"{overrides[0]}: {path.name} runs, and its job has what it has")
@@ -172,6 +187,18 @@ def _open(place: _Place, tool: tools.Tool) -> int:
     return run_held(command, env, "" if place.job else name)
 
 
+def _python(request: JobRequest, place: _Place) -> list[str]:
+    """Return the Python of the ranks; an environment that travels is packed if it is new."""
+    if place.config.site.container.runtime is not None:
+        return [place.config.site.container.python]
+    if request.launch.environment == "shared":
+        return [sys.executable]
+    image = environment.image(request.output_dir)
+    code = environment.code_folder(request.output_dir, place.pythonpath)
+    environment.write(image, code)
+    return ["bash", str(environment.SHELL), str(image), str(code or ""), sys.executable]
+
+
 def _salloc(request: JobRequest, name: str) -> Iterator[str]:
     """Yield the options of an allocation like that of the run."""
     options = sbatch_options(name, request.launch, request.site, request.nodes, 0)
@@ -182,14 +209,11 @@ def _salloc(request: JobRequest, name: str) -> Iterator[str]:
 
 def _lines(request: JobRequest, place: _Place) -> Iterator[str]:
     """Yield the lines of the shell script that make the environment of the ranks."""
-    yield from environment(request, place.pythonpath)
+    yield from lines_of_ranks(request, place.pythonpath)
     if place.config.site.container.runtime is None:
         yield f'export PATH={shlex.quote(str(Path(sys.executable).parent))}:"$PATH"'
     if place.run is not None:
         yield f"export run={shlex.quote(str(place.run))}"
-    # A shell that is no terminal's drops the variable, so that it is set by the last of them.
-    prompt = f"({place.run.name if place.run else 'hpctrain'}) \\h:\\w\\$ "
-    yield f"export PS1={shlex.quote(prompt)}"
 
 
 def _srun(request: JobRequest, place: _Place, tool: tools.Tool) -> Iterator[str]:
@@ -209,8 +233,7 @@ def _srun(request: JobRequest, place: _Place, tool: tools.Tool) -> Iterator[str]
     yield from (f"--{name}={value}" for name, value in step_gpu_options(launch, site).items())
     yield from ("--pty",) if tool.pty else ("--quit-on-interrupt", "--kill-on-bad-exit=1")
     yield from (*site.srun, *options)
-    python = sys.executable if site.container.runtime is None else site.container.python
-    words = tool.words(python, place.run)
+    words = tool.words(_python(request, place), place.run)
     if site.container.runtime == "pyxis":
         yield from words
         return

@@ -7,16 +7,23 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import zip_longest
 from pathlib import Path
 
 from hpctrain.errors import ConfigError
 
 LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
+_WHEN = ("first", "error")  # a rank waits for a debugger
 _NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
 _PIP = {
     "debug": "pip install 'hpctrain[debug]'  (or debugpy)",
     "notebook": "pip install 'hpctrain[notebook]'  (or jupyterlab)",
 }
+# The programs of an environment that is unpacked on the node; its lock stays with the process.
+_WITH_PATH = (
+    "import os, sys; os.environ['PATH'] = f'{os.path.dirname(sys.executable)}:' + "
+    "os.environ['PATH']; os.execvp(sys.argv[1], sys.argv[1:])"
+)
 
 
 @dataclass(frozen=True)
@@ -36,15 +43,17 @@ class Tool:
         """Whether the step has the terminal."""
         return self.name == "shell"
 
-    def words(self, python: str, run: Path | None) -> list[str]:
-        """Return the command on the node."""
+    def words(self, python: Sequence[str], run: Path | None) -> list[str]:
+        """Return the command on the node; `python` are the words that start Python there."""
         if self.name == "shell":
-            return ["bash", "--norc", "-i"]
+            prompt = f"PS1=({run.name if run else 'hpctrain'}) \\h:\\w\\$ "
+            before = [*python, "-c", _WITH_PATH] if len(python) > 1 else []
+            return [*before, "env", prompt, "bash", "--norc", "-i"]
         module = {"debug": "hpctrain.node.debugged", "notebook": "hpctrain.node.notebook"}
         given = [str(run)] if self.trains else []
         # Python's own modules that are frozen have no lines, of which debugpy warns.
         quiet = ["-X", "frozen_modules=off"] if self.trains else []
-        return [python, "-u", *quiet, "-m", module[self.name], *given, *self.options]
+        return [*python, "-u", *quiet, "-m", module[self.name], *given, *self.options]
 
 
 def require(name: str) -> str:
@@ -57,13 +66,19 @@ def require(name: str) -> str:
     return found
 
 
+def spelled(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command in which no RUN is taken for the value of --debug."""
+    pairs = zip_longest(argv, argv[1:])
+    return [f"{a}={_WHEN[0]}" if a == "--debug" and b not in _WHEN else a for a, b in pairs]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose another tool than a shell."""
     parser.add_argument(
         "--debug",
         nargs="?",
         const="first",
-        choices=("first", "error"),
+        choices=_WHEN,
         help="train the run from its last checkpoint, and wait for a debugger (debugpy) at its "
         "first step, or at its error; the line of the tunnel is printed",
     )

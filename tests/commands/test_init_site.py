@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from hpctrain.base.files.yaml_file import read
-from hpctrain.cluster.slurm import release
+from hpctrain.cluster.slurm import node_kinds, release
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.insight.site import cluster_facts, init_site, misfits, site_file, surroundings
+from hpctrain.insight.site import accounts, init_site, misfits, site_file, surroundings
 from hpctrain.insight.site.choices import Questions, SiteFacts
 from tests.conftest import ROOT
 
@@ -62,12 +62,12 @@ class Cluster:
         name, state, rest = line.split("|", 2)
         mark = "*" * (name == self.site.get("default"))
         whole = "EXCLUSIVE" if name in self.site.get("whole", ()) else "NO"
-        return f"{name}{mark}|{state}|1-00:00:00|{whole}|{rest}"
+        return f"{name}{mark}|{state}|1-00:00:00|{whole}|1000|{rest}"
 
     def seen(self) -> SiteFacts:
         return SiteFacts(
-            cluster_facts.kinds(),
-            cluster_facts.associations(),
+            node_kinds.kinds(),
+            accounts.associations(),
             self.home,
             self.site.get("env", {}),
             self.net,

@@ -153,6 +153,24 @@ def test_status_without_rules_says_what_is_idle(tmp_path: Path, no_slurm: None) 
     assert row["waste"] == "1 of 2 GPUs idle for 40 minutes"
 
 
+def test_what_a_job_did_not_need_is_recorded_at_its_end_and_said_by_status(
+    tmp_path: Path, rules: str, no_slurm: None
+) -> None:
+    """`status` reads no samples for it."""
+    run = running(tmp_path / "runs", rules, 600, 90, 0)
+    values = {"launch": LAUNCH | {"time_min": 6000}, "site": {"rules": rules}}
+    (run / "config.yaml").write_text(yaml.safe_dump(values))
+    told = right_size.unused(run, "n1")
+    assert told.startswith("Leave no GPU in five idle. (idle_gpus: 0.5 part of")
+    assert "Give an honest time limit. (time_limit: 40 times" in told
+    assert "150 of 6000 minutes used: `launch.time_min=" in told
+    (run / "config.yaml").unlink()
+    assert right_size.unused(run, "n1") == ""
+    ended = make_run(tmp_path / "others", state="finished", attempts=[{"waste": told}])
+    (row,) = status_json(ended.parent)
+    assert row["waste"] == told
+
+
 def test_status_stays_cheap(
     tmp_path: Path, no_slurm: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

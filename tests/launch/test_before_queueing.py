@@ -1,14 +1,17 @@
 """What is said before the runs of a sweep are queued."""
 
+import dataclasses
 import time
 from pathlib import Path
 
 import pytest
 
 from hpctrain.cluster.slurm import partition_limit
+from hpctrain.cluster.slurm.partition_limit import Road
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.launch.entry import Entry
+from hpctrain.launch.sweeps import before_queueing
 from hpctrain.launch.sweeps.before_queueing import notes
 from hpctrain.runs.run_dir import RunDir
 
@@ -51,3 +54,21 @@ def test_beyond_the_partition(composer: Composer, monkeypatch: pytest.MonkeyPatc
     assert partition_limit.beyond_partition(launch, "long") == ""
     assert partition_limit.beyond_partition(launch, "no") == ""
     partition_limit.partition_lines.cache_clear()
+
+
+def test_how_many_calls_of_sbatch_the_chains_of_a_sweep_take(
+    composer: Composer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = composer.typed(DIGITS)
+    ways = {None: Road("requeue"), 3: Road("chain", "it cancels", 3)}
+    monkeypatch.setattr(before_queueing, "road", lambda site, chain: ways[chain])
+    monkeypatch.setattr(before_queueing, "beyond_partition", lambda *_: "")
+
+    def said(chain: int | None, count: int) -> str:
+        launch = dataclasses.replace(usual.launch, chain=chain)
+        config = Config(**vars(usual) | {"launch": launch})
+        return "".join(notes([Entry([], config, RunDir(tmp_path))] * count, cluster=True))
+
+    assert said(3, 1000).startswith("it cancels3,000 calls of sbatch, one for each run and link")
+    assert said(3, 3) == "it cancels"
+    assert said(None, 1000) == ""

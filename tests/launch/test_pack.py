@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.base.names.run_record import AttemptKey, RunRecord, Submission
-from hpctrain.cluster.slurm import gpu_parts, steps
+from hpctrain.cluster.slurm import gpu_parts, node_kinds, steps
 from hpctrain.cluster.slurm.partition_limit import Road
 from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.config.composing.compose_sweep import Composer
@@ -230,7 +230,8 @@ def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
 ) -> None:
     """A stand-in for sinfo; the real one answers in the test of shards."""
     gpu_parts._offered.cache_clear()
-    monkeypatch.setattr(gpu_parts, "ask", lambda *_, **__: f"batch*|{devices}\ncpu|(null)")
+    kinds = f"batch*|up|infinite|NO|1|1|8|1|{devices}||n1\ncpu|up|infinite|NO|1|1|8|1|(null)||n2"
+    monkeypatch.setattr(node_kinds, "ask", lambda *_, **__: kinds)
     monkeypatch.setattr(arrays, "_road", lambda _: Road("requeue"))
     (array,) = arrays.plan(asked(tmp_path, 2, gpus_per_run=0.25), tmp_path / "sweep", 1000)
     if not step:

@@ -185,6 +185,7 @@ def test_an_environment_travels_and_trains_the_same(
         )
         (run,) = runs(tmp_path / environment)
         losses[environment] = journal_metrics(run)
+        assert "of 60 minutes used" in run_json(run)["attempts"][-1]["waste"]
     assert losses["image"] == losses["shared"]
     (copy,) = (path for path in tmp_path.glob("hpctrain-*/*") if (path / "environment").is_dir())
     assert (copy / "unpacked").exists()

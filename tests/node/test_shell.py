@@ -8,7 +8,7 @@ import pytest
 
 from hpctrain import cli
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.node import tools
+from hpctrain.node import environment, tools
 from tests.conftest import only_run, run_module
 
 # The commands of Slurm write their words and the lines of the environment into a file.
@@ -52,7 +52,7 @@ def frozen(digits: Path, tmp_path: Path, *words: str) -> str:
         (["--debug", "--jupyter"], "--debug and --jupyter: give one of them"),
         (["--rank", "1"], "--rank 1: it says which rank waits with --debug"),
         (["--debug", "--rank", "some"], "--rank some: the number of a rank, or all"),
-        (["experiment=digits", "--debug"], "--debug needs a RUN: `freeze` makes one"),
+        (["seed=1,2", "--debug"], "seed=1,2: 2 runs; --debug takes one"),
     ],
 )
 def test_refused_before_slurm_is_asked(recorded: Path, arguments: list[str], text: str) -> None:
@@ -104,3 +104,29 @@ def test_in_the_container_of_the_run(
     else:
         assert 'exec apptainer exec \\"$container_gpus\\" --bind=' in words[1]
     assert "hpctrain.node.notebook" in words[1]
+
+
+def test_debug_of_what_was_never_trained_freezes_it_first(
+    recorded: Path, digits: Path, tmp_path: Path
+) -> None:
+    where = (f"data.path={digits}", f"output_dir={tmp_path}/runs", "launch.tasks_per_node=2")
+    asked = ("shell", "--debug", "experiment=digits", *where, "launch.time_min=9")
+    run_module("hpctrain", *asked, PATH=os.environ["PATH"])
+    (call,) = [line for line in recorded.read_text().splitlines() if '["salloc' in line]
+    run = only_run(tmp_path)
+    assert f"hpctrain.node.debugged {run} first 0" in call
+    assert '"--time=9"' in call
+    assert '"--ntasks=2"' in call
+
+
+def test_the_environment_of_a_run_that_travels(
+    recorded: Path, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = frozen(digits, tmp_path, "launch.environment=image")
+    packed: list[Path] = []
+    monkeypatch.setattr(environment, "write", lambda image, code: packed.append(image))
+    monkeypatch.setattr(environment, "_digest", lambda: "1")
+    cli._dispatch(["shell", run, "--debug"])
+    assert packed == [tmp_path / "runs/environments/1.tar"]
+    (call,) = [line for line in recorded.read_text().splitlines() if '["salloc' in line]
+    assert f"exec bash {environment.SHELL} {packed[0]} '' {sys.executable} -u" in call

@@ -56,7 +56,7 @@ class Terminal:
 
     def see(self, pattern: str) -> str:
         """Wait until the terminal shows it after what was seen before; return its first group."""
-        end = time.monotonic() + 120
+        end = time.monotonic() + 300
         while (found := re.search(pattern, self.said)) is None:
             assert time.monotonic() < end, f"{pattern}: {self.said}"
             if select.select([self._window], [], [], 1)[0]:
@@ -76,17 +76,11 @@ class Terminal:
         """Close the window: the kernel sends SIGHUP."""
         os.close(self._window)
 
-    def code(self, again: str = "") -> int:
-        """Wait for the end; return the exit code, or the negative number of the signal.
-
-        `again` is typed every 10 s: salloc misses a Ctrl-C in the moment when it begins to wait.
-        """
-        begun = typed = time.monotonic()
+    def code(self) -> int:
+        """Wait for the end; return the exit code, or the negative number of the signal."""
+        begun = time.monotonic()
         while not (done := os.waitpid(self.pid, os.WNOHANG))[0]:
             assert time.monotonic() < begun + 60, self.said
-            if again and time.monotonic() > typed + 10:
-                self.type(again)
-                typed = time.monotonic()
             try:
                 if select.select([self._window], [], [], 0.2)[0]:
                     self.said += os.read(self._window, 65536).decode(errors="replace")
@@ -133,6 +127,17 @@ def test_a_shell_with_the_environment_of_a_run_and_no_job_after_it(frozen: Path)
     assert cluster.job_state(job) == "FAILED"  # as Slurm names an exit code that is not 0
 
 
+@pytest.mark.slow  # the whole environment is packed; slurm/test_environment_image has a small one
+def test_a_shell_with_the_environment_that_travels(frozen: Path) -> None:
+    shell = Terminal(str(frozen), "launch.environment=image", "launch.cpus_per_task=2")
+    shell.see(rf"\({frozen.name}\) node\d:")
+    assert "/hpctrain-" in shell.run("type python", r"python is (\S+)")
+    assert "/hpctrain-" in shell.run("python -c 'import torch; print(torch)'", r"from '(\S+)'")
+    shell.run("exit", r"exit")
+    assert shell.code() == 0
+    nobody_waits()
+
+
 @pytest.mark.parametrize(
     ("end", "code"), [("hang up", 128 + signal.SIGHUP), ("kill -9", -signal.SIGKILL)]
 )
@@ -152,7 +157,7 @@ def test_ctrl_c_while_the_allocation_waits(tmp_path: Path) -> None:
     shell = Terminal("+site.sbatch.begin=now+1hour", f"output_dir={tmp_path}/runs")
     shell.see(r"queued and waiting for resources")
     shell.type("\x03")
-    assert shell.code(again="\x03") == 128 + signal.SIGINT
+    assert shell.code() == 128 + signal.SIGINT
     nobody_waits()
 
 

@@ -13,11 +13,16 @@ import pytest
 
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.errors import StorageError
+from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import SlurmExecutor
-from hpctrain.node import environment
+from hpctrain.launch.sweeps.submission import Submitter
+from hpctrain.launch.sweeps.submit_lock import LOCK
+from hpctrain.node import environment, tools
+from hpctrain.runs.run_dir import RunDir
 
 HERE = Path(__file__).parents[2]
-SHELL = Path(environment.__file__).with_suffix(".sh")
+SHELL = environment.SHELL
 PACK = """
 import sys
 sys.path[:0] = {path!r}
@@ -37,6 +42,9 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder / "env", with_pip=False)
     (installed,) = (folder / "env/lib").glob("python3*/site-packages")
     (installed / "mine.py").write_text("")
+    for kind, file in (("icons", "one.svg"), ("tests", "__init__.py"), ("part", "__init__.py")):
+        (installed / "package" / kind).mkdir(parents=True)
+        (installed / "package" / kind / file).write_text("known = 42")
     (folder / "code/abc/project").mkdir(parents=True)
     (folder / "code/abc/project/moved.py").write_text("")
     script = PACK.format(path=[str(HERE), *(p for p in sys.path if p.endswith("site-packages"))])
@@ -50,13 +58,13 @@ def archive(packed: Path) -> Path:
     return image
 
 
-def start(packed: Path, node: Path, program: str = WHERE) -> subprocess.Popen[str]:
+def start(packed: Path, node: Path, program: str = WHERE, *arguments: str) -> subprocess.Popen[str]:
     """Start a rank on a node whose own disk is a folder."""
     image = archive(packed)
     code, python = packed / "code/abc", packed / "env/bin/python"
     node.mkdir(exist_ok=True)
     return subprocess.Popen(
-        ["bash", str(SHELL), str(image), str(code), str(python), "-c", program],
+        ["bash", str(SHELL), str(image), str(code), str(python), "-c", program, *arguments],
         env={"PATH": os.environ["PATH"], "TMPDIR": str(node), "PYTHONPATH": str(code / "project")},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -81,6 +89,24 @@ def test_the_batch_script_starts_every_python_by_it(monkeypatch: pytest.MonkeyPa
     assert f"{words} -u -m hpctrain run" in executor.text()
 
 
+def test_it_is_packed_before_other_submissions_must_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked = []
+
+    def write(image: Path, code: Path | None) -> None:
+        locked.append((image.parent.parent / LOCK).exists())
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr(environment, "_digest", lambda: "1")
+    monkeypatch.setattr(environment, "write", write)
+    config = Config(output_dir=str(tmp_path), launch=LaunchConfig(environment="image"))
+    entry = Entry([], config, RunDir(tmp_path / "a-1"))
+    with pytest.raises(StorageError):
+        Submitter(tmp_path / "sweep", [entry], cluster=True).queue([entry])
+    assert locked == [False]
+
+
 def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) -> None:
     out, err = start(packed, tmp_path).communicate()
     assert err == ""
@@ -88,13 +114,28 @@ def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) ->
     assert not (packed / "env").samefile(out.split()[0])
 
 
-def test_the_python_below_comes_without_what_nobody_imports(packed: Path) -> None:
-    image = archive(packed)
-    listed = subprocess.run(["tar", "-tf", image], capture_output=True, text=True, check=True)
-    names = listed.stdout.split()
-    assert any(name.endswith("/mine.py") for name in names)
-    assert any(name.startswith("base/lib/python3") and name.endswith("/json/") for name in names)
-    assert not [name for name in names if name.startswith("base/") and "/test/" in name]
+def test_what_nobody_imports_stays_and_is_there_by_a_link(packed: Path, tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sysconfig, mine\n"
+        "from package.tests import known\n"
+        "for here in (pathlib.Path(mine.__file__).parent / 'package', pathlib.Path(sysconfig."
+        "get_path('stdlib')), pathlib.Path(sysconfig.get_path('include')).parent):\n"
+        "    print(*sorted(p.name for p in here.iterdir() if p.is_symlink() and p.exists()))\n"
+        "print(known, (here / 'site-packages').exists())"
+    )
+    out, err = start(packed, tmp_path, program).communicate()
+    assert err == ""
+    own, below, _, said = out.splitlines()
+    assert own == "icons tests"
+    assert {"test", "idlelib", "site-packages"} <= {*below.split()} or "/usr" in sys.base_prefix
+    assert said.startswith("42")
+
+
+def test_a_shell_has_the_python_of_the_node(packed: Path, tmp_path: Path) -> None:
+    words = tools.Tool("shell").words(["bash", "environment.sh"], None)
+    shell = start(packed, tmp_path, *words[3:])
+    out, _ = shell.communicate(f"type python; python -c '{WHERE}'\n")
+    assert out.count(f"{tmp_path}/hpctrain-") == 5, out
 
 
 def test_many_ranks_unpack_it_once(packed: Path, tmp_path: Path) -> None:
@@ -114,8 +155,8 @@ def test_a_copy_that_a_killed_rank_has_left_is_made_again(packed: Path, tmp_path
     (environment / "unpacked").unlink()
     next(environment.glob("environment/lib/*/site-packages/mine.py")).unlink()
     out, err = start(packed, tmp_path).communicate()
-    assert str(environment) in out
     assert err == ""
+    assert str(environment) in out
 
 
 def test_old_copies_leave_unless_a_process_uses_them(packed: Path, tmp_path: Path) -> None:

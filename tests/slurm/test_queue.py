@@ -106,8 +106,9 @@ def test_nodes_with_gpus_of_a_type_are_counted(
     kind: str | None, count: int, fitting: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sinfo").write_text(
-        "#!/bin/sh\necho 'batch*|8|16000|gpu:a100:4(S:0-1),gpu:v100:2'\n"
-        "echo 'batch*|8|16000|gpu:2'\necho 'other|8|16000|gpu:h100:8'\n"
+        "#!/bin/sh\necho 'batch*|up|infinite|NO|16000|1|8|1|gpu:a100:4(S:0-1),gpu:v100:2||n1'\n"
+        "echo 'batch*|up|infinite|NO|16000|1|8|1|gpu:2||n2'\n"
+        "echo 'other|up|infinite|NO|16000|1|8|1|gpu:h100:8||n3'\n"
     )
     (tmp_path / "sinfo").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -191,8 +192,7 @@ def test_what_a_site_prints_around_an_answer_is_left_out(site: Callable[..., Non
         squeue_jobs="RUNNING",
         sacct_Reason="7_3|CANCELLED by 5|0:15|a|b|n1\n7_4|FAILED|1:0|None|n[1-2]",
         sacct_Submit="7_3|2026-01-01T00:00:00|2026-01-01T00:00:09|Unknown|RUNNING|2|cpu=4,gres/gpu:a100=8,gres/gpu=8\nx|y",
-        sinfo_Node="batch*|8+|16000+|gpu:2",
-        sinfo_noheader="batch|up",
+        sinfo_noheader="batch*|up|1:00:00|NO|16000+|1|8+|1+|gpu:2|(null)|n1",
         srun_version="slurm-wlm 22.05.8",
         scancel="",
     )

@@ -108,6 +108,7 @@ class AttemptRecord(Keyed, frozen=True):
     cause: str = ""
     fingerprint: str = ""
     ended_at: Count | None = None  # the global step that was reached
+    waste: str = ""  # what it has asked Slurm for and did not need
     verdict: str = ""
     avoid: tuple[Host, ...] = ()
     environment: dict[str, str] = msgspec.field(default_factory=dict)

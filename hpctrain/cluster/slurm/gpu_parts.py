@@ -9,9 +9,8 @@ it at the same time. It divides neither the memory nor, with `shard`, the time o
 
 import functools
 import math
-import re
 
-from hpctrain.cluster.slurm.queue import NO_CONTROLLER, UnreachableError, ask, rows
+from hpctrain.cluster.slurm.node_kinds import kinds_in
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import ConfigError
 
@@ -47,16 +46,9 @@ def option(launch: LaunchConfig, site: SiteConfig, runs: int) -> dict[str, str]:
 @functools.cache
 def _offered(partition: str | None) -> dict[str, set[int]]:
     """Return by kind into how many parts the nodes of the partition divide each of their GPUs."""
-    if (answer := ask("sinfo", "--noheader", "--format=%P|%G", quiet=True)) is None:
-        raise UnreachableError(NO_CONTROLLER)
     found: dict[str, set[int]] = {kind: set() for kind in _KINDS}
-    for name, devices in rows(answer, (r"[^|]+", ".*")):
-        if name.rstrip("*") in partition.split(",") if partition else name.endswith("*"):
-            count = {
-                kind: sum(map(int, re.findall(rf"\b{kind}(?::[^:,(]+)?:(\d+)", devices)))
-                for kind in ("gpu", *_KINDS)
-            }
-            for kind in _KINDS:
-                if count["gpu"] and (parts := count[kind] // count["gpu"]):
-                    found[kind].add(parts)
+    for nodes in kinds_in(partition):
+        for kind in _KINDS:
+            if (gpus := nodes.count()) and (parts := nodes.count(kind) // gpus):
+                found[kind].add(parts)
     return found

@@ -8,16 +8,15 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
+from hpctrain.cluster.slurm import node_kinds
 from hpctrain.cluster.slurm.partition_limit import cluster_config
 from hpctrain.cluster.slurm.patience import pause
 from hpctrain.cluster.slurm.queue import (
     NO_CONTROLLER,
     UnreachableError,
-    ask,
     call,
     me,
     queued,
-    rows,
 )
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig, SiteConfig
@@ -177,21 +176,16 @@ def nodes_that_fit(launch: LaunchConfig, site: SiteConfig) -> dict[str, int] | N
     Nodes that are down or drained count, too. Partitions are those of `site.partition`, or if it is
     null, the default one. It is None if `sinfo` does not answer.
     """
-    answer = ask("sinfo", "--noheader", "--Node", "--format=%P|%c|%m|%G", quiet=True)
-    if answer is None:
-        return None
-    named = site.partition
-    kind = f":{re.escape(site.gpu_type)}" if site.gpu_type else "(?::[^:,(]+)?"
-    cpus = 0 if "overcommit" in site.sbatch else launch.tasks_per_node * launch.cpus_per_task
     fitting: dict[str, int] = {}
-    for name, has_cpus, has_mb, devices in rows(answer, (r"[^|]+", r"\d+\+?", r"\d+\+?", ".*")):
-        if name.rstrip("*") in named.split(",") if named else name.endswith("*"):
-            gpus = sum(map(int, re.findall(rf"\bgpu{kind}:(\d+)", devices, re.I)))
-            fits = int(has_cpus.rstrip("+")) >= cpus and gpus >= launch.gpus_per_node
-            # Slurm's MB are MiB, also those of RealMemory.
-            fits &= int(has_mb.rstrip("+")) >= 1024 * (launch.mem_gb or 0)
-            partition = name.rstrip("*")
-            fitting[partition] = fitting.get(partition, 0) + fits
+    cpus = 0 if "overcommit" in site.sbatch else launch.tasks_per_node * launch.cpus_per_task
+    try:
+        kinds = node_kinds.kinds_in(site.partition)
+    except UnreachableError:
+        return None
+    for kind in kinds:
+        fits = kind.cpus >= cpus and kind.memory_mib >= 1024 * (launch.mem_gb or 0)
+        fits &= kind.count("gpu", site.gpu_type) >= launch.gpus_per_node
+        fitting[kind.partition] = fitting.get(kind.partition, 0) + fits * kind.nodes
     return fitting or None
 
 
@@ -240,5 +234,6 @@ def _refusal(words: str, job: JobRequest) -> str:
 
 def partitions() -> list[str]:
     """Return the names of the cluster's partitions; none if `sinfo` does not answer."""
-    answer = ask("sinfo", "--noheader", "--format=%R|%a") or ""
-    return sorted({name for name, _ in rows(answer, (r"\S+", "[a-z]+"))})
+    with suppress(UnreachableError):
+        return sorted({kind.partition for kind in node_kinds.kinds()})
+    return []

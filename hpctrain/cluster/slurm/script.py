@@ -185,7 +185,7 @@ def sbatch_script(
         "#!/bin/bash",
         *_directives(options),
         *([_EXPEDITED] if expedited else []),
-        *environment(job, pythonpath),
+        *lines_of_ranks(job, pythonpath),
         (_RUNS if pack > 1 else _RUN).format(tasks=shlex.quote(str(folder / "tasks")), pack=pack),
     ]
     if command in _IN_STEPS:
@@ -195,7 +195,7 @@ def sbatch_script(
     return "\n".join([*parts, *_srun(job, folder, pythonpath, image, command)]) + "\n"
 
 
-def environment(job: JobRequest, pythonpath: Sequence[Path] = ()) -> Iterator[str]:
+def lines_of_ranks(job: JobRequest, pythonpath: Sequence[Path] = ()) -> Iterator[str]:
     """Yield the lines that give a shell the environment of the ranks."""
     yield from _setup(job.launch, job.site)
     yield from _snapshot(job.output_dir, pythonpath)

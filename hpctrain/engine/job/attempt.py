@@ -197,7 +197,10 @@ class Attempt:
         ]
         not_finite = f"not finite: {', '.join(wrong)}" if wrong else ""
         reason = "; ".join(filter(None, (outcome.reason, not_finite)))
-        self._run.end_attempt("finished", result=result, **({"reason": reason} if reason else {}))
+        facts = {"reason": reason} if reason else {}
+        if self._ranks.launcher == "slurm":
+            facts["waste"] = offered("unused")(self._run.path, socket.gethostname())
+        self._run.end_attempt("finished", result=result, **facts)
         if outcome.reason:
             log.info("step %d: %s", outcome.step, outcome.reason)
         self.tracker.finish("FINISHED", reason=reason)

@@ -2,9 +2,11 @@
 
 import functools
 import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,7 @@ _LENGTH = ("train.max_steps", "train.max_epochs", "data.path")
 _ROOM = 1.25  # what a request should have above the highest use
 
 
-def too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
+def _too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
     """Yield what was used of a request, each with the key; `minutes` are None if unknown."""
     gpus, used = int(launch.get("gpus_per_node") or 0), usage.host_gib()
     asked = launch.get("mem_gb") or 0
@@ -75,13 +77,37 @@ def of_sweep(configs: Iterable[Config]) -> Iterator[str]:
     yield from dict.fromkeys(filter(None, map(_left_unused, map(plain, kinds.values()))))
 
 
+def of_job(
+    usage: Usage, launch: Mapping[str, Any], rules: str | None, minutes: float | None
+) -> tuple[list[str], list[str]]:
+    """Return what the site says of a job, by the file of its rules, and what the job did not need.
+
+    `minutes` is how long it took; None if that says nothing.
+    """
+    try:
+        said = [*site_rules.broken(site_rules.read(rules), figures(usage, launch, minutes))]
+    except ConfigError as error:
+        return [str(error)], []
+    return said, [*_too_much(usage, launch, minutes)]
+
+
+def unused(run: Path, host: str) -> str:
+    """Return the same of a run that finishes now, by the samples of one of its nodes."""
+    with suppress(HpctrainError, OSError):
+        values, (*_, attempt) = values_of(run / "config.yaml"), RunRecord.of(run).attempts
+        minutes = (time.time() - attempt.started) / 60
+        usage = Usage.read(run, host=host)
+        return "; ".join(chain(*of_job(usage, values["launch"], values["site"]["rules"], minutes)))
+    return ""
+
+
 def _left_unused(asked: Mapping[str, Any]) -> str:
     if (run := _last_run(asked["output_dir"], _chosen(asked, _SHAPE))) is None:
         return ""
     same_length = _chosen(asked, _LENGTH) == _chosen(values_of(run / "config.yaml"), _LENGTH)
     spans = [(one.ended or one.started) - one.started for one in RunRecord.of(run).attempts]
     minutes = sum(spans) / 60 if same_length else None
-    found = "; ".join(too_much(Usage.read(run), asked["launch"], minutes))
+    found = "; ".join(_too_much(Usage.read(run), asked["launch"], minutes))
     return f"{run.name}, the last run like this one: {found}" if found else ""
 
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.cluster.slurm.node_kinds import NodeKind
 from hpctrain.errors import ConfigError
 from hpctrain.insight.site import surroundings
-from hpctrain.insight.site.cluster_facts import Association, NodeKind, usable_cpus
+from hpctrain.insight.site.accounts import Association, usable_cpus
 from hpctrain.insight.site.trials import Trials
 
 GIVEN = ("account", "partition", "qos", "constraint", "gpu")
@@ -74,7 +75,7 @@ class Choices:
         self.kinds, self.gpu, gpu_why = self._gpus()
         self.partition, partition_why = self._partition()
         mine = [each for each in self.kinds if each.partition == self.partition]
-        self.kind = max(mine or self.kinds, key=lambda each: (each.gpu_count, each.nodes))
+        self.kind = max(mine or self.kinds, key=lambda each: (each.count(), each.nodes))
         self.qos, qos_why = self._qos()
         self.constraint = questions.given.get("constraint")
         self.trials = self._try()
@@ -93,10 +94,10 @@ class Choices:
 
     def shape(self) -> str:
         """Return the keys of `launch` for a whole node."""
-        kind, ranks = self.kind, max(1, self.kind.gpu_count)
+        kind, ranks = self.kind, max(1, self.kind.count())
         cpus = usable_cpus(kind) // kind.threads
         return (
-            f"launch.tasks_per_node={ranks} launch.gpus_per_node={kind.gpu_count} "
+            f"launch.tasks_per_node={ranks} launch.gpus_per_node={kind.count()} "
             f"launch.cpus_per_task={max(1, cpus // ranks)}"
         )
 
@@ -142,7 +143,7 @@ class Choices:
         names = [*dict.fromkeys(kind.partition for kind in self.kinds)]
         size: dict[str, int] = {}
         for kind in self.kinds:
-            size[kind.partition] = size.get(kind.partition, 0) + kind.nodes * max(1, kind.gpu_count)
+            size[kind.partition] = size.get(kind.partition, 0) + kind.nodes * max(1, kind.count())
         default = [kind.partition for kind in self.kinds if kind.is_default]
         usual = default[0] if default else max(names, key=lambda name: size[name])
         found, why = self._questions.choose("partition", names, usual)
@@ -170,7 +171,7 @@ class Choices:
     def _try(self) -> Trials:
         named = {key: getattr(self, key) for key in ("account", "partition", "qos", "constraint")}
         base = {key: value for key, value in named.items() if value} | {"time": "1", "nodes": "1"}
-        return Trials(base, self.gpu, self.kind.gpu_count > 0)
+        return Trials(base, self.gpu, self.kind.count() > 0)
 
     def _of_trials(self, gpu_why: str) -> Iterator[Line]:
         trials, said = self.trials, "sbatch --test-only takes it"

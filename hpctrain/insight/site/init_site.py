@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.terminal.terminal import exact
-from hpctrain.cluster.slurm import release, sbatch
+from hpctrain.cluster.slurm import node_kinds, release, sbatch
 from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.insight.site import cluster_facts, misfits, site_file
+from hpctrain.insight.site import accounts, misfits, site_file
 from hpctrain.insight.site.choices import GIVEN, Choices, Questions, SiteFacts
 
 _FILE = Path("conf/site/mine.yaml")
@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if not sbatch.available():
         raise LaunchError("init-site: no sbatch on the PATH; run it on a login node of the cluster")
-    seen = SiteFacts(cluster_facts.kinds(), cluster_facts.associations(), Path.home(), os.environ)
+    seen = SiteFacts(node_kinds.kinds(), accounts.associations(), Path.home(), os.environ)
     if asked.check:
         return _check(asked.out, seen)
     if asked.out.exists():

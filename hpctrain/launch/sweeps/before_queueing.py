@@ -20,6 +20,8 @@ from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.output import runs, say
 
+_MANY_CALLS = 10  # of sbatch, for one command
+
 
 def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     """Yield each note once for all runs; on a `cluster`, Slurm is asked for limits of time."""
@@ -34,9 +36,18 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
         beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
         yield from filter(None, dict.fromkeys(beyond))
-        places = {(each.site.partition, each.site.qos, each.launch.chain): each for each in configs}
-        roads = (road(each.site, each.launch.chain) for each in places.values())
-        yield from dict.fromkeys(each.why for each in roads if each.name not in ("", "requeue"))
+        places: dict[tuple[str | None, str | None, int | None], list[Config]] = {}
+        for each in configs:
+            place = each.site.partition, each.site.qos, each.launch.chain
+            places.setdefault(place, []).append(each)
+        roads = [(road(all_[0].site, all_[0].launch.chain), len(all_)) for all_ in places.values()]
+        yield from dict.fromkeys(way.why for way, _ in roads if way.name not in ("", "requeue"))
+        calls = sum(way.jobs * count for way, count in roads if way.jobs > 1)
+        if calls > _MANY_CALLS:
+            yield (
+                f"{calls:,} calls of sbatch, one for each run and link of a chain: where a site "
+                "takes few a minute, give fewer runs at a time, or launch.chain=1"
+            )
 
 
 def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> None:

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.base import secrets
+from hpctrain.base.extensions import offered
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import RunRecord
@@ -47,6 +48,16 @@ class Submitter:
 
         A refusal of the scheduler is a LaunchError, and what was not queued is restored.
         """
+        travels = (
+            entry.config
+            for entry in entries
+            if self._cluster and entry.config.launch.environment == "image"
+            if entry.config.launch.rerun == "all" or entry.run.read().state != "finished"
+        )
+        if (first := next(travels, None)) is not None:
+            # It takes a minute the first time, in which others may submit.
+            environment = offered("environment")
+            environment.write(environment.image(first.output_dir), None)
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
                 entry.before = entry.run.read()

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from hpctrain.config.frozen import typed
 from hpctrain.errors import ConfigError
-from hpctrain.insight.estimates import right_size, site_rules
+from hpctrain.insight.estimates import right_size
 from hpctrain.insight.estimates.advice import cures
 from hpctrain.insight.report.account.run_account import RunAccount
 
@@ -121,14 +121,9 @@ def _known(value: float | None) -> float:
 
 def _requests(account: RunAccount) -> tuple[list[str], list[str]]:
     """Return what the site says of the job, and what it asked Slurm for and did not need."""
-    usage, launch = account.usage, account.value("launch", {})
+    launch = account.value("launch", {})
     longest = max(span.seconds for span in account.spans) / 60
     minutes = longest if account.state.name == "finished" else None
     if any(span.facts.launcher != "slurm" for span in account.spans):
         return [], []
-    try:
-        rules = site_rules.read(account.value("site.rules"))
-    except ConfigError as error:
-        return [str(error)], []
-    said = site_rules.broken(rules, right_size.figures(usage, launch, minutes))
-    return [*said], [*right_size.too_much(usage, launch, minutes)]
+    return right_size.of_job(account.usage, launch, account.value("site.rules"), minutes)

@@ -1,0 +1,81 @@
+"""The kinds of nodes of a cluster, by one call of `sinfo`, whatever the size of the cluster."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hpctrain.cluster.slurm.partition_limit import minutes
+from hpctrain.cluster.slurm.queue import NO_CONTROLLER, UnreachableError, ask, rows
+
+_SINFO = "%P|%a|%l|%h|%m|%D|%c|%Z|%G|%f|%N"
+_COUNT = r"\d+\+?"
+_KIND = (r"[^|]+", "[a-z]+", r"[\w:-]+", r"[^|]+", _COUNT, r"\d+", *[_COUNT] * 2, *[r"[^|]*"] * 3)
+_NONE = ("", "(null)", "N/A")
+
+
+@dataclass(frozen=True)
+class NodeKind:
+    """Nodes of a partition that are alike; those that are down or drained count, too."""
+
+    partition: str
+    is_open: bool  # jobs may be submitted to the partition
+    is_default: bool  # it is the partition of jobs that name none
+    is_whole: bool  # its jobs get whole nodes
+    most_min: float  # the longest time limit of a job
+    memory_mib: int  # of a node, which Slurm calls MB
+    nodes: int
+    cpus: int  # as Slurm counts them: threads, where it knows of them
+    threads: int  # of a core
+    devices: Counter[tuple[str, str]]  # of a node, by gres and type, which is "" if it has none
+    features: frozenset[str]
+    hosts: str  # a Slurm hostlist
+
+    def count(self, gres: str = "gpu", kind: str | None = None) -> int:
+        """Return how many devices of a gres a node has, of one type if that is given."""
+        found = {key: n for key, n in self.devices.items() if key[0] == gres}
+        return sum(n for (_, its), n in found.items() if not kind or its.lower() == kind.lower())
+
+    @property
+    def gpus(self) -> dict[str, int]:
+        """The GPUs of a node by their type."""
+        return {kind: n for (name, kind), n in self.devices.items() if name == "gpu"}
+
+
+def kinds() -> list[NodeKind]:
+    """Return the kinds of nodes of each partition; no answer is an UnreachableError."""
+    answer = ask("sinfo", "--noheader", "--exact", f"--format={_SINFO}", quiet=True)
+    if answer is None:
+        raise UnreachableError(NO_CONTROLLER)
+    return [*_kinds(answer)]
+
+
+def kinds_in(partition: str | None) -> list[NodeKind]:
+    """Return those of the partitions that the text names, or of the default one."""
+    names = (partition or "").split(",")
+    return [k for k in kinds() if (k.partition in names if partition else k.is_default)]
+
+
+def _kinds(answer: str) -> Iterator[NodeKind]:
+    for name, state, most, shared, memory, nodes, *words in rows(answer, _KIND):
+        cpus, threads, gres, features, hosts = words
+        devices = Counter[tuple[str, str]]()
+        # Of `gpu:a100:4(S:0-1)` what is in brackets says to which sockets they belong.
+        for device in re.sub(r"\([^)]*\)", "", gres).split(","):
+            if found := re.fullmatch(r"([^:]+)(?::([^:]+))?:(\d+)", device):
+                devices[found[1], found[2] or ""] += int(found[3])
+        yield NodeKind(
+            name.rstrip("*"),
+            state == "up",
+            name.endswith("*"),
+            shared.startswith("EXCLUSIVE"),
+            minutes(most) if ":" in most else math.inf,
+            int(memory.rstrip("+")),
+            int(nodes),
+            int(cpus.rstrip("+")),
+            int(threads.rstrip("+")),
+            devices,
+            frozenset(features.split(",") if features not in _NONE else ()),
+            hosts,
+        )

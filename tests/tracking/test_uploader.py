@@ -259,6 +259,9 @@ def test_offline_then_sync(
     # A node has died, and the last line of the journal is incomplete.
     process = train(tmp_path / "b", database, begin=0, end=30, upload=False, die=0.01)
     assert output(process) == "DYING\n"
+    writer = samples.SampleWriter(samples.folder(tmp_path / "b") / "n01.jsonl")
+    writer.write(1e9, metrics={"gpu_0_power_usage_watts": 70.0})
+    writer.close()
     with journal_path(tmp_path / "b").open("ab") as file:
         file.write(b'{"kind":"metrics","attempt":1,"time":1.0,"step":30,"met')
     assert rows("SELECT count(*) FROM runs") == [(0,)]
@@ -268,7 +271,7 @@ def test_offline_then_sync(
     assert done.stderr == ""
     assert done.stdout == (
         f"{tmp_path}/a: 1000 points uploaded to sqlite:///{database}\n"
-        f"{tmp_path}/b: 30 points uploaded to sqlite:///{database}"
+        f"{tmp_path}/b: 31 points uploaded to sqlite:///{database}"
         "; its process is gone, so it is KILLED\n"
     )
     assert (tags("a")["status"], tags("b")["status"]) == ("FINISHED", "KILLED")
@@ -286,7 +289,7 @@ def test_offline_then_sync(
     assert "absent: " in mixed.stderr
     assert "TrackingError: not everything is uploaded" in mixed.stderr
     assert "b: nothing to do" in mixed.stdout
-    assert rows("SELECT count(*) FROM metrics") == [(1030,)]
+    assert rows("SELECT count(*) FROM metrics") == [(1031,)]
     assert rows("SELECT count(*) FROM runs") == [(2,)]
 
 

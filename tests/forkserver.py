@@ -42,6 +42,7 @@ import socket
 import struct
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import weakref
@@ -70,6 +71,7 @@ OURS = {
     ),
     HEAVY: (
         *("hpctrain.cli", "hpctrain.engine.job.here", "hpctrain.config.composing.compose"),
+        *("hpctrain.launch.sweeps.sweep", "hpctrain.config.composing.compose_sweep"),
         *(
             "hpctrain.engine.job.attempt",
             "hpctrain.engine.loop",
@@ -97,7 +99,7 @@ READ_AT_START = (
     *("GOMP_", "KMP_", "TORCH", "PYTORCH", "CUDA", "HDF5", "H5PY", "NPY_", "NUMPY"),
 )
 # Commands of hpctrain that import torch, as a training does.
-TRAINING = ("run", "resume", "evaluate", "predict", "export")
+TRAINING = ("run", "resume", "evaluate", "predict", "export", "plan")
 # With these, importing mlflow starts no thread.
 ONE_THREAD = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
@@ -116,6 +118,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HEAD = struct.Struct("!q")
 
 
+_INSTALLED = {*sysconfig.get_paths().values()}  # where the servers import from themselves
 _PYTHON = sys.executable  # the Python of the servers; a test may replace that of its own process
 _start_new_python = subprocess.Popen._execute_child
 
@@ -246,7 +249,7 @@ def _python_path(env: Mapping[str, str], cwd: Any) -> list[str]:
 
 def _replaces_preloaded(folder: str) -> bool:
     """Return whether a folder has a module that the servers have imported from elsewhere."""
-    if not os.path.isdir(folder):
+    if not os.path.isdir(folder) or folder in _INSTALLED:
         return False
     ours = {name.partition(".")[0] for name in os.listdir(folder)}
     preloaded = {name.partition(".")[0] for name in (*HEAVY, *UPLOADING)}
@@ -263,8 +266,14 @@ def _starts_ranks(words: list[str], env: Mapping[str, str]) -> bool:
     return module in starting or (
         module == "hpctrain"
         and ("-m" in rest or rest[:1] == ["resume"])
-        and "launch.dry_run=true" not in rest
-        and shutil.which("sbatch", path=env.get("PATH")) is None
+        and (
+            # A submission looks at the classes of a user in a process that imports them.
+            any("_target_=" in word or word.startswith("loop=") for word in rest)
+            or (
+                "launch.dry_run=true" not in rest
+                and shutil.which("sbatch", path=env.get("PATH")) is None
+            )
+        )
     )
 
 
@@ -280,7 +289,10 @@ def _trains(words: list[str], cwd: str) -> bool:
     return (
         module.startswith("torch.")
         or module
-        in ("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.engine.checkpoint.saving.writer")
+        in (
+            *("tests.ranks", "tests.gpu.bench_gpt2", "hpctrain.engine.checkpoint.saving.writer"),
+            "hpctrain.insight.foreign_targets",
+        )
         or (
             module == "hpctrain"
             and rest != []

@@ -27,21 +27,26 @@ DECLARED = {
 # What takes longest begins first, so that the worker processes of pytest-xdist end together. A
 # worker process gets whole files without a cluster, and single tests with one (tests/run.sh).
 LONGEST = (
-    *(
-        "test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks",
-        "test_arrays_keep_to_the_clusters_limits",
-    ),
-    *("test_mlflow_server_serves_other_nodes", "test_container", "test_preempted_requeued_resumed"),
+    *("test_preempted_requeued_resumed", "test_from_the_queue_to_the_end"),
+    "test_a_sweep_of_two_jobs_of_two_nodes",
+    "test_a_killed_rank_and_one_that_hangs_are_started_again_in_the_same_job",
+    *("test_mlflow_server_serves_other_nodes", "test_container"),
     "test_preempted_on_two_nodes_it_comes_back_with_its_frozen_config",
-    "test_a_search_on_the_cluster_outlives_a_failure_and_its_command",
-    *("test_train_over_two_nodes", "test_from_the_queue_to_the_end"),
-    "test_a_sweep_on_the_cluster_leaves_no_trace_of_it",
+    *("test_a_chain_goes_on_where_slurm_cancels", "test_train_over_two_nodes"),
+    "test_a_debugger_at_the_error_of_a_run_and_at_its_first_step",
+    *("test_runs_and_functions_are_jobs_of_submitit", "test_three_runs_share_a_whole_node"),
     "test_failed_runs_keep_their_code_unless_todays_is_asked_for",
-    *("parallel/test_parity.py", "job/test_train.py", "tests/test_secrets.py"),
+    *(
+        "parallel/test_parity.py",
+        "test_docs.py",
+        "job/test_train.py",
+        "tests/test_secrets.py",
+    ),
     *("tracking/test_tracking_server.py", "tracking/test_uploader.py", "launch/test_sweepers.py"),
     "parallel/test_checkpoints.py",
     *("commands/test_status.py", "job/test_environment.py", "data/test_reader.py"),
     *("parallel/test_compile.py", "parallel/test_compression.py", "launch/test_launch.py"),
+    *("launch/test_api.py", "plan/test_answer.py", "commands/test_output.py"),
 )
 # These tests use warm ranks (tests/ranks.py). One worker process gets all of them: each other one
 # would have to warm ranks of its own.

@@ -247,6 +247,13 @@ def test_a_damaged_checkpoint_is_passed_over(
         saved.load_latest()
 
 
+def test_the_best_one_stays_beside_the_newest(tmp_path: Path) -> None:
+    _, saved = trained(tmp_path)
+    for number in range(1, 5):
+        saved.save(number, {"step": number}, best=1)
+    assert [path.name[-1] for path in checkpoints(tmp_path)] == ["4", "3", "1"]
+
+
 def is_read(content: bytes) -> bool:
     try:
         Manifest.parse(content, Path("manifest.json"))

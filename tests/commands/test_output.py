@@ -118,7 +118,8 @@ def test_a_submission_and_its_dry_run(
 @pytest.mark.usefixtures("empty_queue")
 def test_a_submission_to_slurm(train: Train, tmp_path: Path, schemas: dict[str, Any]) -> None:
     words = ("seed=1,2", "train.max_steps=3", "tracking=off", "launch.time_min=30")
-    told = checked(train("-m", "--json", *words).stdout, "-m", schemas)
+    # They need not run, so they are held.
+    told = checked(train("-m", "--json", *words, "+site.sbatch.hold=true").stdout, "-m", schemas)
     assert (told["where"], told["jobs"], told["most_hours"]) == ("slurm", 2, 1.0)
     assert [run["state"] for run in told["runs"]] == ["queued"] * 2
     assert all(run["job"].endswith(f"_{n}") for n, run in enumerate(told["runs"]))

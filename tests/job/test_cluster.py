@@ -45,13 +45,21 @@ def test_every_rank_sees_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
-    train: Train, digits: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("tasks", "layout"),
+    [
+        (1, "zero3"),
+        # The two ranks of a node divide the model; the nodes are replicas. With two tasks on each
+        # of two nodes, slurm/test_templates.py trains as well.
+        pytest.param(2, "hsdp", marks=pytest.mark.slow),
+    ],
+)
+def test_a_sweep_of_two_jobs_of_two_nodes(
+    tasks: int, layout: str, train: Train, digits: Path, tmp_path: Path
 ) -> None:
     size = ("train.max_epochs=1", "train.log_every=10", "precision=fp64")
     common = (*size, "optimizer.lr=1e-3,3e-3", "tracking.drain_s=60")
-    # The two ranks of a node divide the model; the nodes are replicas.
-    shape = ("launch.nodes=2", "launch.tasks_per_node=2", "parallel=hsdp")
+    shape = ("launch.nodes=2", f"launch.tasks_per_node={tasks}", f"parallel={layout}")
     done = train("-m", *common, *shape)
     assert "sbatch is on the PATH" in done.stderr
     folder = tmp_path / "runs"
@@ -81,7 +89,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         record, single = run_json(run), run_json(alone / run.name)
         assert record["state"] == "finished"
         attempt = record["attempts"][-1]
-        assert (attempt["world_size"], len(attempt["hosts"])) == (4, 2)
+        assert (attempt["world_size"], len(attempt["hosts"])) == (2 * tasks, 2)
         losses = journal_metrics(run), journal_metrics(alone / run.name)
         for step in (10, 20):
             ours, theirs = (metrics["train/loss", step] for metrics in losses)
@@ -89,7 +97,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes_and_two_tasks(
         accuracy = single["result"]["val/accuracy"]
         assert record["result"]["val/accuracy"] == pytest.approx(accuracy, rel=EXACT)
         assert sorted(path.name for path in run.glob("checkpoints/step-*"))[-1] == "step-00000022"
-        assert (run / "logs" / f"{cluster.job_id(run)}.rank3.log").exists()
+        assert (run / "logs" / f"{cluster.job_id(run)}.rank{2 * tasks - 1}.log").exists()
 
     *tracked, sweep = query(folder, "SELECT name, status FROM runs ORDER BY name")
     named = [f"{run.name} {label(run_json(run)['swept'])}" for run in runs(folder)]

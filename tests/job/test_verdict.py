@@ -176,6 +176,7 @@ def test_what_follows_from_an_end(
     # Nobody can lose it: it is in the record of the attempt.
     kept = found.record(20)
     assert (kept["verdict"], tuple(kept["avoid"])) == (found.action, found.avoid)
+    assert kept["error" if expected == "failed" else "reason"].startswith(end.text)
     assert kept["state"] == ("failed" if expected == "failed" else "interrupted")
 
 

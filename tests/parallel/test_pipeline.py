@@ -160,7 +160,9 @@ def losses_of(cells: tuple[Cell, ...], sizes: tuple[int, ...]) -> list[list[floa
 SIZES = (24, 16, 24, 8, 16)
 VALIDATED = [
     pytest.param([cell("untied", 2), cell("untied", 2, schedule("zbv"))], SIZES, id="two ranks"),
-    pytest.param([cell("untied", 4, SHARD)], (16, 24), id="sharded-4-ranks"),
+    pytest.param(
+        [cell("untied", 4, SHARD)], (16, 24), id="sharded-4-ranks", marks=pytest.mark.slow
+    ),
     pytest.param(
         [cell("untied", 2, schedule(name)) for name in ("gpipe", "interleaved", "interleaved_zb")],
         SIZES,

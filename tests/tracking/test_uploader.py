@@ -162,6 +162,12 @@ def test_sigkill_in_the_middle_again_and_again(
 def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     database: Path, tmp_path: Path, train: Start, rows: Rows, tags: Tags
 ) -> None:
+    # MLflow keeps a value that it is sent twice only once. So the store notes how far an upload is.
+    rows("CREATE TABLE positions (value INTEGER)")
+    rows(
+        "CREATE TRIGGER position AFTER UPDATE ON tags WHEN new.key = 'hpctrain.cursor' "
+        "BEGIN INSERT INTO positions VALUES (new.value); END"
+    )
     first = train(
         tmp_path / "r", database, begin=0, end=60, checkpoint=39, params={"lr": 1, "workers": 2},
         metrics={"speed": 1}, die=1.0,
@@ -196,6 +202,9 @@ def test_killed_training_is_killed_and_its_next_attempt_continues_it(
     ]
     assert dict(rows("SELECT key, value FROM params")) == {"lr": "1", "workers": "2", "new": "1"}
     assert again["hpctrain.changed.workers"] == "8"
+    positions = [position for (position,) in rows("SELECT value FROM positions ORDER BY rowid")]
+    assert positions == sorted(positions), "the second attempt has uploaded the first one again"
+    assert positions[-1] == journal_path(tmp_path / "r").stat().st_size
 
 
 @pytest.mark.slow
@@ -250,6 +259,9 @@ def test_offline_then_sync(
     # A node has died, and the last line of the journal is incomplete.
     process = train(tmp_path / "b", database, begin=0, end=30, upload=False, die=0.01)
     assert output(process) == "DYING\n"
+    writer = samples.SampleWriter(samples.folder(tmp_path / "b") / "n01.jsonl")
+    writer.write(1e9, metrics={"gpu_0_power_usage_watts": 70.0})
+    writer.close()
     with journal_path(tmp_path / "b").open("ab") as file:
         file.write(b'{"kind":"metrics","attempt":1,"time":1.0,"step":30,"met')
     assert rows("SELECT count(*) FROM runs") == [(0,)]
@@ -259,7 +271,7 @@ def test_offline_then_sync(
     assert done.stderr == ""
     assert done.stdout == (
         f"{tmp_path}/a: 1000 points uploaded to sqlite:///{database}\n"
-        f"{tmp_path}/b: 30 points uploaded to sqlite:///{database}"
+        f"{tmp_path}/b: 31 points uploaded to sqlite:///{database}"
         "; its process is gone, so it is KILLED\n"
     )
     assert (tags("a")["status"], tags("b")["status"]) == ("FINISHED", "KILLED")
@@ -267,7 +279,7 @@ def test_offline_then_sync(
     assert again.stdout.count("nothing to do") == 2
     # A trial of a search waits at a rung, and then is not promoted.
     offline(tmp_path / "b", database, 0, "SCHEDULED")
-    sync(tmp_path / "b")
+    assert f"{tmp_path}/b: 0 points uploaded" in sync(tmp_path / "b").stdout
     assert tags("b")["status"] == "SCHEDULED"
     final_status.prune(tmp_path / "b", "pruned")
     sync(tmp_path / "b")
@@ -277,7 +289,7 @@ def test_offline_then_sync(
     assert "absent: " in mixed.stderr
     assert "TrackingError: not everything is uploaded" in mixed.stderr
     assert "b: nothing to do" in mixed.stdout
-    assert rows("SELECT count(*) FROM metrics") == [(1030,)]
+    assert rows("SELECT count(*) FROM metrics") == [(1031,)]
     assert rows("SELECT count(*) FROM runs") == [(2,)]
 
 

@@ -20,7 +20,6 @@ from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.looking.rows import check_mask
 from hpctrain.engine.looking.trial import TrialPasses
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
-from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.average import Average
@@ -171,10 +170,7 @@ def evaluate_all(
     def stops() -> bool:
         if stop.agreed:
             return True
-        # The flags are read one batch later, so a GPU still has work to do.
-        flags = on_device(stop.flags(), model.precision.device)
-        model.mesh.add(flags)
-        stop.offer(flags)
+        step.exchange.ask(stop)  # it is read one batch later, so a GPU still has work to do
         return False
 
     for prefix, feed in feeds.items():

@@ -109,6 +109,7 @@ PARTS = (
     Part("initial", "initial values; repeated runs", f"{_INITIAL} -k 'not offload'", 60, 180),
     Part("transforms", "batches are those of the CPU", f"tests/data/{_TRANSFORMS} -m gpu", 30, 120),
     Part("feed", "sums behind slow streams", "tests/gpu/test_feed_gpu.py", 30, 120, CPU_TOO),
+    Part("qlora", "4 bits as rounded weights", "tests/gpu/test_qlora_gpu.py", 20, 120, CPU_TOO),
     Part("hang", "a kernel that does not end is named", f"{_FAULTS} -k kernel", 60, 180),
     Part("restart", "compiled code is found again", "tests/gpu/test_restart_gpu.py", 60, 240),
     Part("precision", "losses by precision", _PRECISION, 60, 180),

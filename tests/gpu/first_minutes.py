@@ -294,8 +294,11 @@ def main(given: Sequence[str] | None = None, parts: Sequence[Part] = PARTS) -> i
     console = Console(width=None if sys.stdout.isatty() else 120)
     report, results = Results(asked.out), list[Result]()
     shows = {part.name: part.shows for part in parts}
+    known_of = {part.name: report.kept.get((part.name, commit, gpu)) for part in chosen}
+    if asked.resume:  # one that has hung shall not take the time of the others once more
+        chosen.sort(key=lambda part: getattr(known_of[part.name], "state", "") == "timeout")
     for part in chosen:
-        before = report.kept.get((part.name, commit, gpu))
+        before = known_of[part.name]
         if asked.resume and before is not None and before.state == "passed":
             results.append(before)
             continue

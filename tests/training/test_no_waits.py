@@ -26,10 +26,12 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults import health
+from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing import scalars
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.supervised.evaluations import evaluate_all
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import MLP, Transformer
@@ -224,6 +226,23 @@ def test_a_step_has_few_kernels_more_than_a_loop_by_hand(
         assert waits.copies == 0
     assert 0 < found[0] - found[1] <= most
     assert len(sent) == 3
+
+
+def test_a_loop_of_ones_own_does_not_wait_where_it_logs(pinned: dict[int, torch.Tensor]) -> None:
+    mesh, judge = Mesh(Degrees(), 0, META), health.Health()
+    logged, stop = Logged(mesh, judge), Stop()
+    exchange = scalars.Exchange(mesh, [stop, logged])
+    with no_waits(pinned) as waits:
+        for number in range(3):
+            judge.begin(number + 1, 0, list)
+            loss = torch.ones((), device=META)
+            logged.add({"train/a": 0.5, "train/b": (loss, 8), "train/c": loss})
+            total, _ = exchange.reduce(own := logged.own())
+            logged.judge(own, total)
+            judge.judge(late=True)
+            assert not stop.agreed
+            assert not logged.wants_report()
+    assert waits.copies == 1, "the flags, which are told once"
 
 
 def test_an_evaluation_waits_only_for_its_means(

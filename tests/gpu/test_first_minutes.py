@@ -119,6 +119,7 @@ def test_a_later_call_makes_what_is_left(
         ("good", "missing", "def", "cpu"),
         ("bad", "passed", "def", "cpu"),
     ]
+    (folder / "breaks.py").write_text("raise SystemExit('broken')\n")
     hung = (part("slow", "hangs", limit_s=0.1), part("breaks", "breaks"))
     for _ in range(2):  # what has hung does not take the time of the others once more
         capsys.readouterr()

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
+from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -88,11 +89,16 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
         config.train.activation_checkpointing = "full"
     keys |= (TINY if given.tiny else {}) | ({"layers": given.layers} if given.layers else {})
     made = functools.partial(Transformer, **keys)
-    mesh = Mesh(Degrees(), 0, device)
-    precision = Precision(config.precision, device)
-    model = parallelize(
-        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
-    )
+    return built(made, config, device)
+
+
+def built(
+    made: Callable[[], nn.Module], config: Config, device: torch.device
+) -> tuple[ParallelModel, torch.optim.Optimizer]:
+    """Return a model on one device, and the optimizer that a run has."""
+    mesh, precision = Mesh(Degrees(), 0, device), Precision(config.precision, device)
+    training = training_of(LoopSections.of(config), mesh)
+    model = parallelize(made, config.parallel, mesh, precision, training)
     return model, build_optimizer(config.optimizer, model)
 
 
@@ -107,7 +113,7 @@ def by_hand(
     module, tokens = model.module, batch["tokens"]
 
     def step() -> None:
-        with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+        with model.precision.forward():
             logits = module(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()

@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,17 +29,20 @@ from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing import scalars
+from hpctrain.engine.parallel.wrappers import parallel_model
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.supervised.evaluations import evaluate_all
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import MLP, Transformer
 from hpctrain.tasks import Classification, LanguageModel, Task
-from tests.steps import step_of, stop_of
+from hpctrain.tasks.labels import Labels
+from tests.gpu.bench_digits import by_hand as digits_by_hand
+from tests.gpu.bench_gpt2 import by_hand as gpt2_by_hand
+from tests.steps import Watched, step_of, stop_of
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
-NO_KERNELS = ("detach", "_unsafe_view", "empty", "profiler", "record_function")
 
 
 class Waits(TorchDispatchMode):
@@ -52,14 +54,13 @@ class Waits(TorchDispatchMode):
 
     def __init__(self, pinned: dict[int, torch.Tensor]) -> None:
         super().__init__()
-        self.pinned, self.copies, self.kernels = pinned, 0, 0
+        self.pinned, self.copies = pinned, 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
         out = func(*args, **(kwargs or {}))
-        self.kernels += not (func.is_view or any(name in str(func) for name in NO_KERNELS))
         made = [x for x in tree_leaves(out) if isinstance(x, torch.Tensor)]
         if "copy" in str(func) and {x.device for x in (*given, *made)} == {CPU, META}:
             source = given[-1]
@@ -182,50 +183,77 @@ def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, tor
         step.totals.means()
 
 
-def by_hand(model: ParallelModel, batch: Batch, optimizer: torch.optim.Optimizer) -> None:
-    """Make the step that a user would write, with torch's way to clip."""
-    if "image" in batch:
-        loss = F.cross_entropy(model.module(batch["image"].float() * 0.5), batch["label"])
-    else:
-        tokens = batch["tokens"]
-        logits = model.module(tokens[:, :-1]).flatten(0, 1)
-        loss = F.cross_entropy(logits, tokens[:, 1:].flatten())
-    loss.backward()
-    gradients = [parameter.grad for parameter in model.parameters if parameter.grad is not None]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, (1.0 / (norm + 1e-6)).clamp(max=1.0))
-    optimizer.step()
-    optimizer.zero_grad()
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let tensors of the CPU take the road of a GPU's; return the sizes of the copies to the host.
 
-
-@pytest.mark.parametrize(("model", "most"), [("images", 22), ("transformer", 17)])
-def test_a_step_has_few_kernels_more_than_a_loop_by_hand(
-    model: str, most: int, pinned: dict[int, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Operations of torch stand for kernels; everything else goes to the host in one copy."""
+    Only the copies themselves, and page-locked memory, are stood for.
+    """
     sent: list[int] = []
-    to_host = scalars.to_host
 
-    def counted(values: torch.Tensor, memory: Any) -> Any:
+    def to_host(values: torch.Tensor, memory: Any) -> Any:
         sent.append(len(values))
-        return to_host(values, memory)
+        numbers = torch.empty(64, dtype=torch.float64) if memory is None else memory.numbers
+        numbers.numpy()[: len(values)] = values.numpy()  # which is no operation of torch
+        return scalars._Memory(numbers, SimpleNamespace(synchronize=lambda: None))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(scalars, "to_host", counted)
-    step, batch = make(model, 1, META)
-    step.task = Classification(scale=0.5) if model == "images" else LanguageModel()
+    for module in (scalars, health, parallel_model):
+        monkeypatch.setattr(module, "is_late", lambda x: isinstance(x, torch.Tensor))
+    monkeypatch.setattr(scalars, "on_device", lambda x, _: torch.tensor(x, dtype=torch.float64))
+    monkeypatch.setattr(scalars, "to_host", to_host)
+    monkeypatch.setattr(Labels, "_looks", lambda *_: False)
+    return sent
+
+
+def kernels(call: Callable[[], object]) -> int:
+    """Return the operations of torch that are more than another view."""
     found = []
-    for call in (
-        lambda: step(batch, 0.1),
-        lambda: by_hand(step.model, batch, step.optimizer),
-    ):
+    with Watched(lambda func, _: found.append(func)):
         call()
-        call()
-        with no_waits(pinned) as waits:
-            call()
-        found.append(waits.kernels)
-        assert waits.copies == 0
+    no_kernel = ("detach", "_unsafe_view", "empty", "record_function", "profiler")
+    return sum(not (f.is_view or any(each in str(f) for each in no_kernel)) for f in found)
+
+
+def results(model: str, accumulate: int) -> tuple[Any, ...]:
+    """Return the losses, norms and last parameters of ten steps."""
+    torch.manual_seed(0)
+    step, batch = make(model, accumulate, CPU)
+    norms = []
+    for number in range(10):
+        step.health.begin(number + 1, 0, list)
+        step(batch, 0.01)
+        step.health.judge(late=True)
+        norms.append(float(step.grad_norm))
+    return step.totals.means(), norms, torch.cat([p.flatten() for p in step.model.parameters])
+
+
+@pytest.mark.parametrize(
+    ("model", "accumulate"), [("images", 1), ("transformer", 4), ("documents, dropout", 1)]
+)
+def test_the_road_of_a_gpu_gives_the_bits_of_the_cpu(
+    model: str, accumulate: int, request: pytest.FixtureRequest
+) -> None:
+    means, norms, parameters = results(model, accumulate)
+    sent = request.getfixturevalue("late")
+    late_means, late_norms, late_parameters = results(model, accumulate)
+    assert (late_means, late_norms) == (means, norms)
+    assert torch.equal(late_parameters, parameters)
+    assert len(sent) == 10, "one copy in each step"
+
+
+@pytest.mark.parametrize(("model", "most"), [("images", 22), ("transformer", 16)])
+def test_a_step_has_few_kernels_more_than_a_loop_by_hand(
+    model: str, most: int, late: list[int]
+) -> None:
+    step, batch = make(model, 1, CPU)
+    step.task = Classification() if model == "images" else LanguageModel()
+    loop = digits_by_hand if model == "images" else gpt2_by_hand
+    by_hand = loop(step.model, step.optimizer, batch)
+    found = []
+    for call in (lambda: step(batch, 0.1), by_hand):
+        call()  # makes the state of the optimizer
+        found.append(kernels(call))
     assert 0 < found[0] - found[1] <= most
-    assert len(sent) == 3
 
 
 def test_a_loop_of_ones_own_does_not_wait_where_it_logs(pinned: dict[int, torch.Tensor]) -> None:

@@ -39,14 +39,13 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.insight.estimates.hardware import peak_of
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.steps import step_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0
-# Dense bf16, from NVIDIA's data sheets; the SXM version where there are several.
-PEAK_TFLOPS = {"H200": 989, "H100": 989, "H800": 989, "A100": 312, "L40S": 362, "B200": 2250}
 TINY = {"vocab_size": 256, "dim": 64, "layers": 2, "heads": 4, "learned_positions": 64}
 
 
@@ -61,7 +60,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", choices=("off", "blocks", "model"))
     parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
-    parser.add_argument("--peak-tflops", type=float, help="peak of the GPU, where it is not known")
     parser.add_argument("--json", action="store_true", help="print the figures as a last line, too")
     given = parser.parse_args()
     llama = given.model == "llama3_8b"
@@ -136,13 +134,12 @@ def seconds(step: Callable[[], Any], steps: int, device: str) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def peak_flops(given: argparse.Namespace) -> float | None:
-    if given.peak_tflops:
-        return float(given.peak_tflops) * 1e12
-    if given.device == "cpu":
+def peak_flops(device: str) -> float | None:
+    """Return the dense peak of this GPU in bf16, FLOP/s; None where no file of hardware has it."""
+    if device == "cpu":
         return None
-    name = torch.cuda.get_device_name(0)
-    return next((tera * 1e12 for short, tera in PEAK_TFLOPS.items() if short in name), None)
+    found = torch.cuda.get_device_properties(0)
+    return peak_of({}, "bf16", found.name, found.total_memory)
 
 
 def main() -> None:
@@ -179,7 +176,7 @@ def main() -> None:
     )
     print("| loop | ms per step | tokens/s | MFU | peak memory |")
     print("|---|---|---|---|---|")
-    peak = peak_flops(given)
+    peak = peak_flops(given.device)
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, median in medians.items():
         rate = tokens / median

@@ -18,7 +18,7 @@ from hpctrain.engine.tasks.task import Sums
 
 Number = float | torch.Tensor  # a tensor of shape ()
 Numbers = list[float] | torch.Tensor  # a float64 tensor of shape (n,)
-_RING, _LEAST = 4, 64  # pieces of page-locked memory, and the numbers that one has room for
+_LEAST = 64  # numbers that a piece of page-locked memory has room for
 
 
 def is_late(numbers: object) -> TypeGuard[torch.Tensor]:
@@ -107,48 +107,39 @@ class _Copy:
     """Numbers of a GPU that go to the host in one copy, with `send`, and are read once."""
 
     def __init__(self) -> None:
-        self._parts: list[torch.Tensor] = []
-        self.size, self.memory = 0, cast(_Memory | None, None)
-        self._values: list[float] | None = None
+        self.parts, self.size = list[torch.Tensor](), 0
+        self.memory: _Memory | None = None  # once it has begun
+        self._values: list[float] = []
 
-    def add(self, parts: Iterable[torch.Tensor]) -> None:
-        for part in parts:
-            self._parts.append(part.detach().reshape(-1).double())
-            self.size += part.numel()
-
-    def start(self, memory: _Memory | None) -> None:
-        self.memory, self._parts = to_host(torch.cat(self._parts), memory), []
+    def add(self, parts: Iterable[torch.Tensor]) -> slice:
+        self.parts += [part.detach().reshape(-1).double() for part in parts]
+        first, self.size = self.size, sum(map(len, self.parts))
+        return slice(first, self.size)
 
     def read(self) -> list[float]:
-        if self._values is None:
+        if not self._values:
             if self.memory is None:
                 send()
             assert self.memory is not None
             self.memory.arrived.synchronize()
             self._values = self.memory.numbers[: self.size].tolist()
+            _free.append(self.memory)
         return self._values
 
 
-_waiting = _Copy()
-_sent: deque[_Copy] = deque()
+_waiting, _free = _Copy(), list[_Memory]()
 
 
 def send() -> None:
     """Begin to copy what was offered since the last call: once in a step, after its last number.
 
-    All numbers take one kernel, one copy and one event. Memory is used again after some steps.
+    All of it takes one kernel, one copy and one event. Memory that was read is used again.
     """
     global _waiting
-    if not _waiting.size:
-        return
-    memory = None
-    if len(_sent) == _RING:
-        oldest = _sent.popleft()
-        oldest.read()  # it has arrived long ago
-        memory = oldest.memory
-    copy, _waiting = _waiting, _Copy()
-    copy.start(memory)
-    _sent.append(copy)
+    if _waiting.parts:
+        copy, _waiting = _waiting, _Copy()
+        copy.memory = to_host(torch.cat(copy.parts), _free.pop() if _free else None)
+        copy.parts = []
 
 
 class _Numbers(NamedTuple):
@@ -185,23 +176,17 @@ class Copied:
         """Store n numbers, or a tensor of shape (n,), without waiting for the device."""
         parts = [numbers] if isinstance(numbers, torch.Tensor) else numbers
         if is_late(parts[0]):
-            first = _waiting.size
-            _waiting.add(cast(Sequence[torch.Tensor], parts))
-            self._offered.append(_Numbers(_waiting, about, slice(first, _waiting.size)))
+            place = _waiting.add(cast(Sequence[torch.Tensor], parts))
+            self._offered.append(_Numbers(_waiting, about, place))
         else:
             self._offered.append(_Numbers([*map(float, numbers)], about))
-
-    @property
-    def on_the_way(self) -> bool:
-        """Whether the host would wait for the numbers of the last step."""
-        return bool(self._offered) and isinstance(self._offered[-1].values, _Copy)
 
     def take(self, *, late: bool) -> Iterable[tuple[Sequence[float], Any]]:
         """Return the numbers that were not taken yet, each with what they are `about`.
 
         With `late`, those of the last step are left for later if they come from a GPU.
         """
-        kept = int(late and self.on_the_way)
+        kept = late and bool(self._offered) and isinstance(self._offered[-1].values, _Copy)
         taken = [self._offered.popleft() for _ in range(len(self._offered) - kept)]
         return [(numbers.read(), numbers.about) for numbers in taken]
 

@@ -34,6 +34,11 @@ def in_default_dtype(x: torch.Tensor) -> torch.Tensor:
     return x.to(torch.get_default_dtype())
 
 
+def number_of(counted: torch.Tensor) -> torch.Tensor:
+    """Return how many are True, in float64, as the numbers of a step are: it is one kernel less."""
+    return counted.sum(dtype=torch.float64)
+
+
 def field(batch: Batch, name: str, key: str) -> torch.Tensor:
     """Return the field `name` of the batch; `key` is the config key that holds the name."""
     if name not in batch:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import Sums, described
 from hpctrain.errors import ConfigError
-from hpctrain.tasks.batches import field, in_default_dtype, prediction
+from hpctrain.tasks.batches import field, in_default_dtype, number_of, prediction
 from hpctrain.tasks.labels import LabelTask
 
 
@@ -69,27 +69,30 @@ class Classification(LabelTask):
         weights = None
         if self._weights is not None:
             weights = self._weights_of(logits, kinds, "class_weights", "classes")
+        right: torch.Tensor | None = None
         if target.is_floating_point():
             wrong = self._labels.outside(target, kinds, "they are probabilities")
             target = target if wrong is None else torch.where(wrong, torch.nan, target)
             classes, counted, weight = target.argmax(1), batch["mask"], batch["mask"]
-            losses = self._losses(logits, target, weights)
         else:
             target, counted = self._counted(target, batch)
-            wrong = self._labels.outside(target, kinds, f"the model returned {kinds} classes")
-            classes = target = target if wrong is None else torch.where(wrong, 0, target)
-            losses = self._losses(logits, target, weights)
-            losses = losses if wrong is None else torch.where(wrong, torch.nan, losses)
-            weight = counted if weights is None else weights[target] * counted
-        count = counted.sum()
+            target, right = self._labels.inside(
+                target, kinds, f"the model returned {kinds} classes"
+            )
+            classes, weight = target, counted if weights is None else weights[target] * counted
+        losses = self._losses(logits, target, weights)
+        total = (losses * (counted if right is None else counted / right)).sum()
+        count = number_of(counted)
         sums = {
-            "loss": ((losses * counted).sum(), count if weight is counted else weight.sum()),
-            "accuracy": (((logits.argmax(1) == classes) & counted).sum(), count),
+            "loss": (total, count if weight is counted else weight.sum()),
+            "accuracy": (number_of((logits.argmax(1) == classes) & counted), count),
         }
         if self.top_k:
             # The classes that have a larger logit than the right one: fewer than K of them.
             rank = (logits > logits.gather(1, classes.unsqueeze(1))).sum(1)
-            sums |= {f"top{k}_accuracy": (((rank < k) & counted).sum(), count) for k in self.top_k}
+            sums |= {
+                f"top{k}_accuracy": (number_of((rank < k) & counted), count) for k in self.top_k
+            }
         return sums
 
     def measured(self, outputs: Any, batch: Batch) -> tuple[torch.Tensor, ...]:

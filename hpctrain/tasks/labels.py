@@ -1,8 +1,8 @@
 """Labels outside their range, which would train or measure something else without a word.
 
 on the CPU, and in the first batches on a GPU     an error names the value and its row
-in later batches on a GPU                         the loss is NaN, which the host does not wait
-for, and hpctrain.engine.faults.health finds
+in later batches on a GPU                         the loss is not finite, which the host does not
+wait for, and hpctrain.engine.faults.health finds
 """
 
 from collections.abc import Mapping
@@ -40,13 +40,30 @@ class Labels:
         """
         if not self._looks(labels):
             return _outside(labels, count)
+        self._check(labels, count, whole)
+        return None
+
+    def inside(
+        self, labels: torch.Tensor, count: int, whole: str
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return integer labels with others in place of those outside, and which were inside.
+
+        None: the host knows that all were. The loss is to be divided by what were inside: then it
+        is not finite where one was not, by two kernels instead of five.
+        """
+        if self._looks(labels):
+            self._check(labels, count, whole)
+            return labels, None
+        known = labels.clamp(0, count - 1)
+        return known, known == labels
+
+    def _check(self, labels: torch.Tensor, count: int, whole: str) -> None:
         if labels.numel():  # one operation tells of all of them; a NaN makes both numbers NaN
             lowest, highest = (each.item() for each in labels.aminmax())
             most, by = (1, _ROUNDED) if labels.is_floating_point() else (count - 1, 0)
             if not (lowest >= -by and highest <= most + by):
                 wrong = _outside(labels, count)
                 raise ConfigError(self._text(labels, wrong, count, whole))
-        return None
 
     def _looks(self, labels: torch.Tensor) -> bool:
         if isinstance(labels, FakeTensor):  # without values

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums
 from hpctrain.errors import ConfigError, DataError
-from hpctrain.tasks.batches import field, in_default_dtype
+from hpctrain.tasks.batches import field, in_default_dtype, number_of
 from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from hpctrain.tasks.labels import Labels
 
@@ -105,12 +105,11 @@ class LanguageModel(SplitTask):
             )
         size = logits.shape[-1]
         there = f"the model returned logits of {size} tokens"
-        wrong = self._labels.outside(targets, size, there)
-        targets = targets if wrong is None else torch.where(wrong, 0, targets)
+        targets, right = self._labels.inside(targets, size, there)
         losses = self._losses(logits.flatten(0, 1), targets.flatten())
-        losses = losses if wrong is None else torch.where(wrong.flatten(), torch.nan, losses)
-        total = (losses * counted.flatten()).sum()
-        sums = {"loss": (total, counted.sum())}
+        weight = counted if right is None else counted / right
+        total = (losses * weight.flatten()).sum()
+        sums = {"loss": (total, number_of(counted))}
         if self._bytes is not None:
             if self._bytes.device != targets.device:
                 self._bytes = self._bytes.to(targets.device)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import Sums, described
 from hpctrain.errors import ConfigError
-from hpctrain.tasks.batches import field, in_default_dtype, prediction
+from hpctrain.tasks.batches import field, in_default_dtype, number_of, prediction
 from hpctrain.tasks.labels import LabelTask
 
 
@@ -71,11 +71,11 @@ class MultiLabel(LabelTask):
         )
         losses = losses if wrong is None else torch.where(wrong, torch.nan, losses)
         found, there = (logits.sigmoid() > self.threshold) & counted, (labels > 0) & counted
-        right, found_sum, there_sum = (found & there).sum(), found.sum(), there.sum()
-        count = counted.sum()
+        right, found_sum, there_sum = map(number_of, (found & there, found, there))
+        count = number_of(counted)
         return {
             "loss": (torch.where(counted, losses, 0.0).sum(), count),
-            "accuracy": (((found == there) & counted).sum(), count),
+            "accuracy": (number_of((found == there) & counted), count),
             "precision": (right, found_sum),
             "recall": (right, there_sum),
             "f1": (2 * right, found_sum + there_sum),

@@ -7,23 +7,17 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import distributed
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.config.sections import LoopSections
-from hpctrain.engine.building.parts import training_of
-from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
+from tests.parallel.parity import spread
 from tests.steps import step_of
 
 Batch = dict[str, torch.Tensor]
 Step = Callable[[Batch], object]
 
 VOCABULARY, LAYERS, WARM = 256, 4, 3
-CPU = torch.device("cpu")
 
 
 def model() -> Transformer:
@@ -40,10 +34,7 @@ def ours(
     """Return the step that hpctrain makes; it takes the batch and the learning rate."""
     config = Config(parallel=parallel)
     config.train.accumulate = accumulate
-    degrees = Degrees.of(parallel, distributed.get_world_size())
-    mesh, precision = Mesh(degrees, distributed.get_rank(), CPU), Precision(config.precision, CPU)
-    how = training_of(LoopSections.of(config), mesh, loss_parallel)
-    made = parallelize(build, config.parallel, mesh, precision, how)
+    made = spread(build, config, loss_parallel=loss_parallel)
     adam = torch.optim.AdamW(made.parameters)
     return step_of(made, LanguageModel(), adam, clip_norm=1.0)
 

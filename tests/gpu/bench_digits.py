@@ -10,24 +10,34 @@ import argparse
 import functools
 import json
 import statistics
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
-from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.config.sections import LoopSections
-from hpctrain.engine.building.build_optimizer import build_optimizer
-from hpctrain.engine.building.parts import training_of
-from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.data.shards.types import Batch
+from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
-from tests.gpu.bench_gpt2 import CLIP, LR, seconds
+from tests.gpu.bench_gpt2 import CLIP, LR, built, seconds
 from tests.steps import batch, step_of
 
 TURNS, STEPS = 9, 200
+
+
+def by_hand(
+    model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch
+) -> Callable[[], None]:
+    """Return the step that a user would write."""
+
+    def step() -> None:
+        F.cross_entropy(model.module(batch["image"].float()), batch["label"]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters, CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
 
 
 def main() -> None:
@@ -36,24 +46,10 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     kind = parser.parse_args().device
     device = torch.device(kind, 0 if kind == "cuda" else None)
-    config, mesh = Config(), Mesh(Degrees(), 0, device)
-    made = functools.partial(MLP, 64, [256, 256], 10)
-    precision = Precision(config.precision, device)
-    model = parallelize(
-        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
-    )
-    optimizer = build_optimizer(config.optimizer, model)
+    model, optimizer = built(functools.partial(MLP, 64, [256, 256], 10), Config(), device)
     own = step_of(model, Classification(), optimizer, clip_norm=CLIP)
     samples = {name: values.to(device) for name, values in batch(64).items()}
-    image, label = samples["image"].float(), samples["label"].long()
-
-    def by_hand() -> None:
-        F.cross_entropy(model.module(image), label).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters, CLIP)
-        optimizer.step()
-        optimizer.zero_grad()
-
-    loops = {"ours": lambda: own(samples, LR), "by_hand": by_hand}
+    loops = {"ours": lambda: own(samples, LR), "by_hand": by_hand(model, optimizer, samples)}
     times: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(TURNS + 1):
         for name, step in loops.items():

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
+from torch import nn
 
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
@@ -38,14 +39,13 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.insight.estimates.hardware import peak_of
 from hpctrain.models import Transformer
 from hpctrain.tasks import LanguageModel
 from tests.steps import step_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0
-# Dense bf16, from NVIDIA's data sheets; the SXM version where there are several.
-PEAK_TFLOPS = {"H200": 989, "H100": 989, "H800": 989, "A100": 312, "L40S": 362, "B200": 2250}
 TINY = {"vocab_size": 256, "dim": 64, "layers": 2, "heads": 4, "learned_positions": 64}
 
 
@@ -60,7 +60,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--compile", choices=("off", "blocks", "model"))
     parser.add_argument("--turns", type=int, default=10, help="turns of each loop (10)")
     parser.add_argument("--steps", type=int, default=5, help="steps of a turn (5)")
-    parser.add_argument("--peak-tflops", type=float, help="peak of the GPU, where it is not known")
     parser.add_argument("--json", action="store_true", help="print the figures as a last line, too")
     given = parser.parse_args()
     llama = given.model == "llama3_8b"
@@ -88,11 +87,16 @@ def build(given: argparse.Namespace) -> tuple[ParallelModel, torch.optim.Optimiz
         config.train.activation_checkpointing = "full"
     keys |= (TINY if given.tiny else {}) | ({"layers": given.layers} if given.layers else {})
     made = functools.partial(Transformer, **keys)
-    mesh = Mesh(Degrees(), 0, device)
-    precision = Precision(config.precision, device)
-    model = parallelize(
-        made, config.parallel, mesh, precision, training_of(LoopSections.of(config), mesh)
-    )
+    return built(made, config, device)
+
+
+def built(
+    made: Callable[[], nn.Module], config: Config, device: torch.device
+) -> tuple[ParallelModel, torch.optim.Optimizer]:
+    """Return a model on one device, and the optimizer that a run has."""
+    mesh, precision = Mesh(Degrees(), 0, device), Precision(config.precision, device)
+    training = training_of(LoopSections.of(config), mesh)
+    model = parallelize(made, config.parallel, mesh, precision, training)
     return model, build_optimizer(config.optimizer, model)
 
 
@@ -107,7 +111,7 @@ def by_hand(
     module, tokens = model.module, batch["tokens"]
 
     def step() -> None:
-        with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+        with model.precision.forward():
             logits = module(tokens[:, :-1])
             loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
         loss.backward()
@@ -130,13 +134,12 @@ def seconds(step: Callable[[], Any], steps: int, device: str) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def peak_flops(given: argparse.Namespace) -> float | None:
-    if given.peak_tflops:
-        return float(given.peak_tflops) * 1e12
-    if given.device == "cpu":
+def peak_flops(device: str) -> float | None:
+    """Return the dense peak of this GPU in bf16, FLOP/s; None where no file of hardware has it."""
+    if device == "cpu":
         return None
-    name = torch.cuda.get_device_name(0)
-    return next((tera * 1e12 for short, tera in PEAK_TFLOPS.items() if short in name), None)
+    found = torch.cuda.get_device_properties(0)
+    return peak_of({}, "bf16", found.name, found.total_memory)
 
 
 def main() -> None:
@@ -173,7 +176,7 @@ def main() -> None:
     )
     print("| loop | ms per step | tokens/s | MFU | peak memory |")
     print("|---|---|---|---|---|")
-    peak = peak_flops(given)
+    peak = peak_flops(given.device)
     medians = {name: statistics.median(values) for name, values in times.items()}
     for name, median in medians.items():
         rate = tokens / median

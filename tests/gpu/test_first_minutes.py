@@ -119,6 +119,13 @@ def test_a_later_call_makes_what_is_left(
         ("good", "missing", "def", "cpu"),
         ("bad", "passed", "def", "cpu"),
     ]
+    (folder / "breaks.py").write_text("raise SystemExit('broken')\n")
+    hung = (part("slow", "hangs", limit_s=0.1), part("breaks", "breaks"))
+    for _ in range(2):  # what has hung does not take the time of the others once more
+        capsys.readouterr()
+        main(["--device", "cpu", "--out", str(out), "--resume"], hung)
+    said = capsys.readouterr().out
+    assert said.index("breaks: what") < said.index("slow: what")
     page = (out / "report.md").read_text()
     assert page.index("## cpu, commit def") < page.index("## cpu, commit abc")
     assert "| good | passed |" in page

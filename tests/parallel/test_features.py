@@ -11,14 +11,17 @@ from typing import Any
 import pytest
 import torch
 
+from hpctrain.engine.parallel.wrappers import fsdp
 from tests.bounds import EXACT, within
 from tests.parallel.parity import (
     BEFORE,
+    FP32,
     STEPS,
     Cell,
     Cells,
     Result,
     Values,
+    build,
     difference,
     either,
     halves,
@@ -150,3 +153,35 @@ def test_a_checkpoint_has_all_of_it(first: str, then: str, tmp_path: Path) -> No
             both = Result(theirs.losses[STEPS + BEFORE :], theirs.norms[rest], theirs.parameters)
             ours = Result(mine.losses[STEPS - BEFORE :], mine.norms, mine.parameters)
             within(difference(ours, both), EXACT)
+
+
+def offloaded() -> list[list[float]]:
+    """Return the losses of two steps on one rank, without page-locked memory and with it."""
+    cell = Cell("conv", 1, (*(SHARD | {"parallel.fsdp.offload": True}).items(), *FP32))
+    plain, real, policy = build(cell), torch.Tensor.clone, fsdp.CPUOffloadPolicy
+    plain.run(cell, 2)
+    locked: dict[int, torch.Tensor] = {}
+
+    def lock(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        copy = real(tensor)
+        locked[copy.untyped_storage().data_ptr()] = copy
+        return copy
+
+    def is_locked(tensor: torch.Tensor, *_: Any) -> bool:
+        return tensor.untyped_storage().data_ptr() in locked
+
+    with pytest.MonkeyPatch.context() as patch:  # a copy stands for memory that CUDA has locked
+        patch.setattr(fsdp, "CPUOffloadPolicy", lambda **_: policy(pin_memory=True))
+        patch.setattr(torch.Tensor, "pin_memory", lock)
+        patch.setattr(torch.Tensor, "is_pinned", is_locked)
+        training = build(cell)
+        training.run(cell, 2)
+    assert len(locked) == len(training.model.parameters) > 0
+    assert all(is_locked(parameter.to_local()) for parameter in training.model.parameters)
+    return [plain.losses, training.losses]
+
+
+def test_offload_keeps_the_page_locked_memory_of_the_parameters() -> None:
+    """Else torch locks it once more at the first pass, and the optimizer has other memory."""
+    ((plain, on_gpu),) = run_ranks(offloaded, 1)
+    assert plain == on_gpu

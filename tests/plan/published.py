@@ -214,6 +214,8 @@ class Run:
         train.accumulate = self.accumulate
         train.activation_checkpointing = self.checkpointing.replace("half", "selective")
         train.compile = "blocks" if self.fused else "off"
+        # Few sources say whether the step of their optimizer was fused: the larger memory counts.
+        config.optimizer.options = {"fused": False}
         if not self.length:
             config.optimizer._target_ = "torch.optim.SGD"
             config.optimizer.options = {"momentum": 0.9}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from hpctrain.data.loading.loader import Loader
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
-from hpctrain.engine.parallel.reducing.scalars import Copied
+from hpctrain.engine.parallel.reducing.scalars import Copied, _Copy
 from hpctrain.engine.steps.saving import Every
 from hpctrain.errors import HealthError
 from hpctrain.runs.checkpoints.manifest import checkpoints
@@ -46,8 +45,18 @@ class Late(Copied):
         self.offers += 1
         number = self.offers
         self.events.append(f"queued {number}")
-        read = SimpleNamespace(synchronize=lambda: self.events.append(f"read {number}"))
-        self._offered[-1] = self._offered[-1]._replace(arrived=read)
+        self._offered[-1] = self._offered[-1]._replace(values=OnTheWay(self, number))
+
+
+class OnTheWay(_Copy):
+    """Stands for a copy of numbers that are there already."""
+
+    def __init__(self, late: Late, number: int) -> None:
+        self._late, self._number, self._numbers = late, number, late._offered[-1].values
+
+    def read(self) -> Any:
+        self._late.events.append(f"read {self._number}")
+        return self._numbers
 
 
 class Squares:

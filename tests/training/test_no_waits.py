@@ -25,15 +25,21 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults import health
+from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing import scalars
+from hpctrain.engine.parallel.wrappers import parallel_model
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.steps.logged import Logged
 from hpctrain.engine.supervised.evaluations import evaluate_all
 from hpctrain.engine.supervised.step import Totals, TrainStep
 from hpctrain.models import MLP, Transformer
 from hpctrain.tasks import Classification, LanguageModel, Task
-from tests.steps import step_of, stop_of
+from hpctrain.tasks.labels import Labels
+from tests.gpu.bench_digits import by_hand as digits_by_hand
+from tests.gpu.bench_gpt2 import by_hand as gpt2_by_hand
+from tests.steps import Watched, step_of, stop_of
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -97,9 +103,11 @@ def pinned(monkeypatch: pytest.MonkeyPatch) -> dict[int, torch.Tensor]:
         known[id(copy)] = copy
         return copy
 
-    def to_host(values: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def to_host(values: torch.Tensor, memory: Any) -> Any:
         assert values.device == META
-        return torch.zeros(values.shape), SimpleNamespace(synchronize=lambda: None)
+        return SimpleNamespace(
+            numbers=torch.zeros(values.shape), arrived=SimpleNamespace(synchronize=lambda: None)
+        )
 
     monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
 
@@ -170,9 +178,99 @@ def test_a_step_does_not_wait(model: str, accumulate: int, pinned: dict[int, tor
             step(batch, 0.1)
             step.health.judge(late=True)
             assert not stop_of(step).agreed
-    assert waits.copies == 3, "the flags of the stop request"
+    assert waits.copies == 1, "the flags of the stop request, which are told once"
     with pytest.raises(Exception, match=r"meta"):  # what waits is refused
         step.totals.means()
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let tensors of the CPU take the road of a GPU's; return the sizes of the copies to the host.
+
+    Only the copies themselves, and page-locked memory, are stood for.
+    """
+    sent: list[int] = []
+
+    def to_host(values: torch.Tensor, memory: Any) -> Any:
+        sent.append(len(values))
+        numbers = torch.empty(64, dtype=torch.float64) if memory is None else memory.numbers
+        numbers.numpy()[: len(values)] = values.numpy()  # which is no operation of torch
+        return scalars._Memory(numbers, SimpleNamespace(synchronize=lambda: None))  # type: ignore[arg-type]
+
+    for module in (scalars, health, parallel_model):
+        monkeypatch.setattr(module, "is_late", lambda x: isinstance(x, torch.Tensor))
+    monkeypatch.setattr(scalars, "on_device", lambda x, _: torch.tensor(x, dtype=torch.float64))
+    monkeypatch.setattr(scalars, "to_host", to_host)
+    monkeypatch.setattr(Labels, "_looks", lambda *_: False)
+    return sent
+
+
+def kernels(call: Callable[[], object]) -> int:
+    """Return the operations of torch that are more than another view."""
+    found = []
+    with Watched(lambda func, _: found.append(func)):
+        call()
+    no_kernel = ("detach", "_unsafe_view", "empty", "record_function", "profiler")
+    return sum(not (f.is_view or any(each in str(f) for each in no_kernel)) for f in found)
+
+
+def results(model: str, accumulate: int) -> tuple[Any, ...]:
+    """Return the losses, norms and last parameters of ten steps."""
+    torch.manual_seed(0)
+    step, batch = make(model, accumulate, CPU)
+    norms = []
+    for number in range(10):
+        step.health.begin(number + 1, 0, list)
+        step(batch, 0.01)
+        step.health.judge(late=True)
+        norms.append(float(step.grad_norm))
+    return step.totals.means(), norms, torch.cat([p.flatten() for p in step.model.parameters])
+
+
+@pytest.mark.parametrize(
+    ("model", "accumulate"), [("images", 1), ("transformer", 4), ("documents, dropout", 1)]
+)
+def test_the_road_of_a_gpu_gives_the_bits_of_the_cpu(
+    model: str, accumulate: int, request: pytest.FixtureRequest
+) -> None:
+    means, norms, parameters = results(model, accumulate)
+    sent = request.getfixturevalue("late")
+    late_means, late_norms, late_parameters = results(model, accumulate)
+    assert (late_means, late_norms) == (means, norms)
+    assert torch.equal(late_parameters, parameters)
+    assert len(sent) == 10, "one copy in each step"
+
+
+@pytest.mark.parametrize(("model", "most"), [("images", 22), ("transformer", 16)])
+def test_a_step_has_few_kernels_more_than_a_loop_by_hand(
+    model: str, most: int, late: list[int]
+) -> None:
+    step, batch = make(model, 1, CPU)
+    step.task = Classification() if model == "images" else LanguageModel()
+    loop = digits_by_hand if model == "images" else gpt2_by_hand
+    by_hand = loop(step.model, step.optimizer, batch)
+    found = []
+    for call in (lambda: step(batch, 0.1), by_hand):
+        call()  # makes the state of the optimizer
+        found.append(kernels(call))
+    assert 0 < found[0] - found[1] <= most
+
+
+def test_a_loop_of_ones_own_does_not_wait_where_it_logs(pinned: dict[int, torch.Tensor]) -> None:
+    mesh, judge = Mesh(Degrees(), 0, META), health.Health()
+    logged, stop = Logged(mesh, judge), Stop()
+    exchange = scalars.Exchange(mesh, [stop, logged])
+    with no_waits(pinned) as waits:
+        for number in range(3):
+            judge.begin(number + 1, 0, list)
+            loss = torch.ones((), device=META)
+            logged.add({"train/a": 0.5, "train/b": (loss, 8), "train/c": loss})
+            total, _ = exchange.reduce(own := logged.own())
+            logged.judge(own, total)
+            judge.judge(late=True)
+            assert not stop.agreed
+            assert not logged.wants_report()
+    assert waits.copies == 1, "the flags, which are told once"
 
 
 def test_an_evaluation_waits_only_for_its_means(

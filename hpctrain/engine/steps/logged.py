@@ -64,7 +64,8 @@ class Logged(Part):
             if value.numel() == 1:
                 return value.detach().reshape(()).to(self._mesh.device, torch.float64)
         elif isinstance(value, int | float) or hasattr(value, "__float__"):
-            return torch.tensor(float(value), dtype=torch.float64, device=self._mesh.device)
+            # torch.tensor(number, device=...) would wait for a GPU.
+            return torch.full((), float(value), dtype=torch.float64, device=self._mesh.device)
         given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ConfigError(
             f"session.log: {name} is {given}; a metric is one number, or a pair of a sum and a "

@@ -19,7 +19,6 @@ from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
-from hpctrain.engine.parallel.reducing.scalars import on_device
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.steps.stepping import Stepping
@@ -169,10 +168,7 @@ def evaluate_all(
     def stops() -> bool:
         if stop.agreed:
             return True
-        # The flags are read one batch later, so a GPU still has work to do.
-        flags = on_device(stop.flags(), model.precision.device)
-        model.mesh.add(flags)
-        stop.offer(flags)
+        step.exchange.ask(stop)  # it is read one batch later, so a GPU still has work to do
         return False
 
     for prefix, feed in feeds.items():

@@ -151,7 +151,7 @@ class TrainStep(Part):
         loss, count = sums[place], sums[place + 1]
         # The gradient is a mean over the ranks of sums / rows; it becomes the sum / global count.
         rows = batch["mask"].shape[0] // mesh.weight
-        factor = over(rows * mesh.dp_cp_size, count) / precision.scale
+        factor = over(rows * mesh.dp_cp_size / precision.scale, count)
         for look in self._after_backward:
             look()
         self.grad_norm = self.model.scale_gradients(factor, self._clip_norm)

@@ -199,9 +199,13 @@ def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
 
 
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:
-    """Return the bytes of the denominators that torch's Adam computes for all at once on a GPU."""
+    """Return the bytes of the denominators that torch's Adam computes for all at once on a GPU.
+
+    One that is fused has none.
+    """
     adam = optimizer._target_.rpartition(".")[2] in ("Adam", "AdamW", "NAdam", "RAdam")
-    return parameters if adam and not optimizer.options.get("fused") else 0
+    fused = optimizer.fuses or optimizer.options.get("fused")
+    return parameters if adam and not fused else 0
 
 
 @dataclass(frozen=True)

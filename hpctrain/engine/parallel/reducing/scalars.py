@@ -9,7 +9,7 @@ of torch takes as long as a hundred of Python's; they become a tensor where they
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
 import torch
 
@@ -18,19 +18,20 @@ from hpctrain.engine.tasks.task import Sums
 
 Number = float | torch.Tensor  # a tensor of shape ()
 Numbers = list[float] | torch.Tensor  # a float64 tensor of shape (n,)
+_LEAST = 64  # numbers that a piece of page-locked memory has room for
 
 
-def together(numbers: Sequence[Number]) -> Numbers:
-    """Return numbers that are all of one device, in float64: floats on a CPU."""
-    first = numbers[0]
-    if isinstance(first, float) or first.is_cpu:
-        return [x if isinstance(x, float) else float(x.item()) for x in numbers]
-    return torch.stack([x.detach().double() for x in cast(Sequence[torch.Tensor], numbers)])
+def is_late(numbers: object) -> TypeGuard[torch.Tensor]:
+    """Return whether the host would wait for numbers: whether they are a tensor of a GPU."""
+    return isinstance(numbers, torch.Tensor) and not numbers.is_cpu
 
 
 def flat(sums: Sums) -> Numbers:
-    """Return the sums and counts of a task: a sum and a count for each name."""
-    return together([value for pair in sums.values() for value in pair])
+    """Return the sums and counts of a task in float64: a sum and a count for each name."""
+    values = [value for pair in sums.values() for value in pair]
+    if is_late(values[0]):
+        return torch.stack([value.detach().double() for value in values])
+    return [float(value.item()) for value in values]
 
 
 def added(parts: Sequence[Numbers]) -> Numbers:
@@ -57,16 +58,9 @@ def tensor_of(numbers: Numbers) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def joined(first: Numbers, second: Sequence[float]) -> torch.Tensor:
-    """Return the numbers of `first`, followed by those of `second`; it is a new tensor."""
-    if isinstance(first, torch.Tensor):
-        return torch.cat([first, on_device(second, first.device)])
-    return torch.tensor([*first, *second], dtype=torch.float64)
-
-
 def on_host(numbers: torch.Tensor) -> Numbers:
     """Return the numbers of a CPU as floats; those of a GPU stay there."""
-    return listed(numbers) if numbers.is_cpu else numbers
+    return numbers if is_late(numbers) else listed(numbers)
 
 
 def listed(numbers: Numbers) -> list[float]:
@@ -77,10 +71,10 @@ def listed(numbers: Numbers) -> list[float]:
 def over(number: float, count: Number) -> Number:
     """Return number / count, with the same bits on each device.
 
-    A count of 0 is taken as 1, where nothing counts, which is no update.
+    Where nothing counts there is no update: a count of 0 is taken as 1, or is infinite on a GPU.
     """
     if isinstance(count, torch.Tensor):
-        return number / torch.where(count == 0, 1.0, count)  # torch: 1 / count, times number
+        return number / count  # torch: 1 / count, times number
     return 1 / (count or 1.0) * number
 
 
@@ -92,20 +86,72 @@ def reordered(pairs: Numbers, names: list[str], wanted: list[str]) -> Numbers:
     return found if isinstance(pairs, list) else on_device(found, pairs.device)
 
 
-class _Numbers(NamedTuple):
-    """The numbers of one step; `arrived` is None if they are there already."""
+class _Memory(NamedTuple):
+    """Page-locked memory of the host, and the event that says when the numbers are there."""
 
-    values: Sequence[float] | torch.Tensor
-    arrived: torch.cuda.Event | None
+    numbers: torch.Tensor
+    arrived: torch.cuda.Event
+
+
+def to_host(values: torch.Tensor, memory: _Memory | None) -> _Memory:
+    """Copy a tensor (n,) of a GPU to the host without waiting: into `memory` if it is enough."""
+    if memory is None or len(memory.numbers) < len(values):
+        room = torch.empty(max(_LEAST, len(values)), dtype=values.dtype, pin_memory=True)
+        memory = _Memory(room, torch.cuda.Event())
+    memory.numbers[: len(values)].copy_(values, non_blocking=True)
+    memory.arrived.record()
+    return memory
+
+
+class _Copy:
+    """Numbers of a GPU that go to the host in one copy, with `send`, and are read once."""
+
+    def __init__(self) -> None:
+        self.parts, self.size = list[torch.Tensor](), 0
+        self.memory: _Memory | None = None  # once it has begun
+        self._values: list[float] = []
+
+    def add(self, parts: Iterable[torch.Tensor]) -> slice:
+        self.parts += [part.detach().reshape(-1).double() for part in parts]
+        first, self.size = self.size, sum(map(len, self.parts))
+        return slice(first, self.size)
+
+    def read(self) -> list[float]:
+        if not self._values:
+            if self.memory is None:
+                send()
+            assert self.memory is not None
+            self.memory.arrived.synchronize()
+            self._values = self.memory.numbers[: self.size].tolist()
+            _free.append(self.memory)
+        return self._values
+
+
+_waiting, _free = _Copy(), list[_Memory]()
+
+
+def send() -> None:
+    """Begin to copy what was offered since the last call: once in a step, after its last number.
+
+    All of it takes one kernel, one copy and one event. Memory that was read is used again.
+    """
+    global _waiting
+    if _waiting.parts:
+        copy, _waiting = _waiting, _Copy()
+        copy.memory = to_host(torch.cat(copy.parts), _free.pop() if _free else None)
+        copy.parts = []
+
+
+class _Numbers(NamedTuple):
+    """The numbers of one step: there already, or the part `place` of a copy."""
+
+    values: Sequence[float] | _Copy
     about: Any
+    place: slice = slice(None)
 
     def read(self) -> Sequence[float]:
-        if not isinstance(self.values, torch.Tensor):
-            return self.values
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        found: list[float] = self.values.tolist()
-        return found
+        values = self.values.read() if isinstance(self.values, _Copy) else self.values
+        return values[self.place]
 
 
 class Copied:
@@ -116,8 +162,9 @@ class Copied:
 
     A GPU works behind the host. If the host read the numbers of a step at once, the GPU would have
     nothing to do while the host prepares the next step. So the numbers of a step are copied to
-    pinned memory on the training's stream, and are read after the next step has been queued. This
-    does not depend on how fast the device is, so all ranks read the numbers of the same step.
+    page-locked memory on the training's stream (`send`), and are read after the next step has been
+    queued. This does not depend on how fast the device is, so all ranks read the numbers of the
+    same step.
 
     On the CPU the numbers of a step are there when it returns, and are read at once.
     """
@@ -125,39 +172,27 @@ class Copied:
     def __init__(self) -> None:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
-    def offer(self, values: Sequence[float] | torch.Tensor, about: Any = None) -> None:
+    def offer(self, numbers: Sequence[Number] | torch.Tensor, about: Any = None) -> None:
         """Store n numbers, or a tensor of shape (n,), without waiting for the device."""
-        arrived = None
-        if isinstance(values, torch.Tensor) and not values.is_cpu:
-            values, arrived = to_host(values.detach())
-        self._offered.append(_Numbers(values, arrived, about))
-
-    @property
-    def on_the_way(self) -> bool:
-        """Whether the host would wait for the numbers of the last step."""
-        return bool(self._offered) and self._offered[-1].arrived is not None
+        parts = [numbers] if isinstance(numbers, torch.Tensor) else numbers
+        if is_late(parts[0]):
+            place = _waiting.add(cast(Sequence[torch.Tensor], parts))
+            self._offered.append(_Numbers(_waiting, about, place))
+        else:
+            self._offered.append(_Numbers([*map(float, numbers)], about))
 
     def take(self, *, late: bool) -> Iterable[tuple[Sequence[float], Any]]:
         """Return the numbers that were not taken yet, each with what they are `about`.
 
         With `late`, those of the last step are left for later if they come from a GPU.
         """
-        kept = int(late and self.on_the_way)
+        kept = late and bool(self._offered) and isinstance(self._offered[-1].values, _Copy)
         taken = [self._offered.popleft() for _ in range(len(self._offered) - kept)]
         return [(numbers.read(), numbers.about) for numbers in taken]
 
     def last(self) -> Sequence[float]:
         """Return the numbers of the last step, if they were not taken; it waits for them."""
         return self._offered[-1].read() if self._offered else []
-
-
-def to_host(values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event]:
-    """Copy a tensor of a GPU to pinned memory; return the copy, and what says when it is there."""
-    copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    copy.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return copy, arrived
 
 
 class Asks(Protocol):
@@ -182,6 +217,7 @@ class Exchange:
 
     def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
         self._mesh, self.asking = mesh, [*asking]
+        self._told: tuple[list[float], torch.Tensor] | None = None  # the flags that a GPU has
 
     def reduce(
         self,
@@ -193,7 +229,7 @@ class Exchange:
         `join` may append more to what is reduced. The host reads the numbers of a CPU once.
         """
         flags = [each.flags() for each in self.asking]
-        reduced = join(joined(values, [*chain(*flags)]))
+        reduced = join(self._joined(values, [*chain(*flags)]))
         self._mesh.add(reduced)
         known, place = on_host(reduced), len(values)
         for each, own in zip(self.asking, flags, strict=True):
@@ -202,3 +238,18 @@ class Exchange:
                 place += len(own)
         rest = reduced if place == len(known) else reduced[place:]
         return known[: len(values)], rest
+
+    def ask(self, one: Asks) -> None:
+        """Let all ranks know the flags of one alone, between two steps."""
+        flags = on_device(one.flags(), self._mesh.device)
+        self._mesh.add(flags)
+        one.offer(flags)
+        send()
+
+    def _joined(self, values: Numbers, flags: list[float]) -> torch.Tensor:
+        """Return the values, followed by the flags; it is a new tensor."""
+        if not isinstance(values, torch.Tensor):
+            return torch.tensor([*values, *flags], dtype=torch.float64)
+        if self._told is None or self._told[0] != flags:  # few steps have others than the last one
+            self._told = flags, on_device(flags, values.device)
+        return torch.cat([values, self._told[1]])

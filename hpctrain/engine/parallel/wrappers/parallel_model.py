@@ -25,7 +25,14 @@ from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import Setting
-from hpctrain.engine.parallel.reducing.scalars import Number, Numbers, added, flat, tensor_of
+from hpctrain.engine.parallel.reducing.scalars import (
+    Number,
+    Numbers,
+    added,
+    flat,
+    is_late,
+    tensor_of,
+)
 from hpctrain.engine.tasks.task import Task, checked
 from hpctrain.errors import ConfigError
 
@@ -103,7 +110,8 @@ class ParallelModel:
                     raise ConfigError(_NO_GRADIENT)
                 # Dividing by the rows keeps the gradient in the range of the dtype. The exact
                 # divisor is the global count, which is known only after the step's reduction.
-                (sums["loss"][0] * (self.precision.scale / rows)).backward()
+                loss = sums["loss"][0]
+                loss.backward(torch.full_like(loss, self.precision.scale / rows))
             parts.append(flat(sums))
         if self.mesh.degrees.tp > 1:
             from hpctrain.engine.parallel.dividing.tensor import whole_gradients
@@ -136,7 +144,7 @@ class ParallelModel:
             total = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
         else:
             total = torch.zeros((), device=self.mesh.device)
-        if isinstance(factor, torch.Tensor) and not factor.is_cpu:
+        if is_late(factor):
             return _scaled_on_gpu(own, factor, total, clip_norm)
         # As there, to the last bit: torch divides a number by a tensor so.
         value = float(factor)

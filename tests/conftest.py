@@ -354,7 +354,9 @@ def process_kept() -> Iterator[None]:
     """Let a command that is called in this process leave its log and its umask as they were."""
     root = logging.getLogger()
     handlers, level, umask = [*root.handlers], root.level, os.umask(0o077)
-    yield
-    os.umask(umask)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    try:
+        yield
+    finally:
+        os.umask(umask)
+        root.handlers[:] = handlers
+        root.setLevel(level)

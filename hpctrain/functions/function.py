@@ -18,6 +18,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from hpctrain.base.extensions import offered
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config import launcher_keys
@@ -33,7 +34,6 @@ from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
-from hpctrain.node import environment
 from hpctrain.runs.code import snapshot
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
@@ -103,6 +103,7 @@ def submit(
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, executor.request)
         if config.launch.environment == "image":  # a minute the first time: before the lock
+            environment = offered("environment")
             environment.write(environment.image(config.output_dir), None)
     try:
         with submit_lock([Path(config.output_dir)]) as executor.locks:

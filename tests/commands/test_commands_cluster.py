@@ -3,6 +3,7 @@
 import getpass
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,6 +181,7 @@ def test_the_same_command_here_names_the_job_that_waits(train: Train, tmp_path: 
     run = wait_in_the_queue(train, tmp_path)
     job, before = cluster.job_id(run), run_json(run)
     refused = train(*SHORT, code=4).stderr
-    assert f"job {job} of this run waits in the queue (BeginTime), and goes on" in refused
+    # Slurm knows the reason after its next look at the queue.
+    assert re.search(rf"job {job} of this run waits in the queue( \(\w+\))?, and goes on", refused)
     assert f"`python -m hpctrain cancel {run}`" in refused
     assert run_json(run) == before

@@ -219,7 +219,8 @@ def test_sync_closes_open_runs_whose_jobs_have_ended(
         asked.extend(paths)
         return {runs[2]: ("KILLED", "lost: NODE_FAIL")}
 
-    assert sync_module.main([*map(str, runs)], ended) == 0
+    monkeypatch.setattr(sync_module, "ended_for_good", ended)
+    assert sync_module.main([*map(str, runs)]) == 0
     assert asked == [runs[0], runs[2]]
     assert [is_open(run) for run in runs] == [True, False, False]
     last = last_record(journal_path(runs[2]), "reason")

@@ -1,7 +1,7 @@
 """The Python environment as one file, which each node of a job unpacks once into its own disk.
 
     runs/environments/3fa92c1be0d44c12.tar    the name is a digest of its files' names, sizes, times
-        parts                                 where each of its parts begins, and the end
+        parts                                 where its folders and its parts begin, and the end
         environment/…                         sys.prefix: a virtual or a conda environment
         base/…                                the Python under a virtual environment, unless in /usr
     runs/environments/code-8b1d….tar          a code snapshot, which changes more often
@@ -153,6 +153,8 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
     total = sum(facts.st_size for _, facts in files.values())
     part = (total + _FILE_COST * len(files)) / _PARTS
     folders = {name.rpartition("/")[0] for name in files}
+    # Folders come first: they are there before processes unpack the parts side by side.
+    order = sorted(files.items(), key=lambda item: (item[0] not in folders, item[0]))
     begins, cost = list[int](), 0.0
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,8 +165,9 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
             head = tarfile.TarInfo("parts")
             head.size = _BLOCK
             tar.addfile(head, io.BytesIO(bytes(_BLOCK)))
-            for name, (full, facts) in sorted(files.items()):
-                if cost >= part * len(begins):
+            begins.append(tar.offset)
+            for name, (full, facts) in order:
+                if name not in folders and cost >= part * (len(begins) - 1):
                     begins.append(tar.offset)
                 member = _member(tar, full, name, is_link=name not in folders)
                 if member.isreg():
@@ -172,7 +175,7 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
                         tar.addfile(member, file)
                 else:
                     tar.addfile(member)
-                cost += facts.st_size + _FILE_COST
+                cost += (name not in folders) * (facts.st_size + _FILE_COST)
                 bar.advance(1, facts.st_size)
             begins.append(tar.offset)
         with unfinished.open("r+b") as written:

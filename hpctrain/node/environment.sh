@@ -33,18 +33,24 @@ unpack() {
     ) 7>>"$copy.lock.unpacking"
 }
 
-# Unpack each part of the archive $1 by a process of its own: they wait for a slow file system, and
-# for the disk, at the same time.
+# Unpack the part of the archive $1 that begins at byte $2 and ends before byte $3.
+part() {
+    dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="$2" count="$(($3 - $2))" status=none |
+        tar -xPC "$copy"
+}
+
+# Unpack the folders, then each part by a process of its own: they wait for a slow file system, and
+# for the disk, at the same time. Two that made the same folder would fail.
 fetch() {
     local begins number process processes=() code=0
     read -ra begins < <(dd if="$1" bs=512 skip=1 count=1 status=none)
-    for ((number = 1; number < ${#begins[@]}; number++)); do
-        dd if="$1" bs=1M iflag=skip_bytes,count_bytes skip="${begins[number - 1]}" \
-            count="$((begins[number] - begins[number - 1]))" status=none | tar -xPC "$copy" &
+    ((${#begins[@]} > 1)) && part "$1" "${begins[@]:0:2}" || return
+    for ((number = 2; number < ${#begins[@]}; number++)); do
+        part "$1" "${begins[@]:number-1:2}" &
         processes+=("$!")
     done
     for process in "${processes[@]}"; do wait "$process" || code=1; done # none may write any more
-    ((code == 0 && number > 1))
+    return "$code"
 }
 
 # A virtual environment names the folder of its Python.

@@ -160,12 +160,22 @@ def test_what_a_job_did_not_need_is_recorded_at_its_end_and_said_by_status(
     run = running(tmp_path / "runs", rules, 600, 90, 0)
     values = {"launch": LAUNCH | {"time_min": 6000}, "site": {"rules": rules}}
     (run / "config.yaml").write_text(yaml.safe_dump(values))
-    told = right_size.unused(run, "n1")
+    assert right_size.unused(run) == ""  # a script of one's own has asked Slurm for something else
+    record = json.loads((run / "run.json").read_text())
+    (attempt,) = record["attempts"]
+    record["submission"] = {"script": str(tmp_path / "batch" / "script.sh")}
+    (run / "run.json").write_text(json.dumps(record))
+    told = right_size.unused(run)
     assert told.startswith("Leave no GPU in five idle. (idle_gpus: 0.5 part of")
     assert "Give an honest time limit. (time_limit: 40 times" in told
     assert "150 of 6000 minutes used: `launch.time_min=" in told
+    (run / "config.yaml").write_text("launch: {time_min: 6000}")  # of before: without `rules`
+    assert right_size.unused(run).startswith("150 of 6000 minutes used")
+    requeued = [attempt | {"ended": attempt["started"] + 59 * 3600}, attempt | {"restart_count": 1}]
+    (run / "run.json").write_text(json.dumps(record | {"attempts": requeued}))
+    assert right_size.unused(run) == ""  # one of its jobs took longer than half the limit
     (run / "config.yaml").unlink()
-    assert right_size.unused(run, "n1") == ""
+    assert right_size.unused(run) == ""
     ended = make_run(tmp_path / "others", state="finished", attempts=[{"waste": told}])
     (row,) = status_json(ended.parent)
     assert row["waste"] == told

@@ -199,7 +199,10 @@ class Attempt:
         reason = "; ".join(filter(None, (outcome.reason, not_finite)))
         facts = {"reason": reason} if reason else {}
         if self._ranks.launcher == "slurm":
-            facts["waste"] = offered("unused")(self._run.path, socket.gethostname())
+            try:
+                facts["waste"] = offered("unused")(self._run.path)
+            except Exception as error:  # advice never costs a finished run
+                log.warning("what the job did not need is not known: %s", error)
         self._run.end_attempt("finished", result=result, **facts)
         if outcome.reason:
             log.info("step %d: %s", outcome.step, outcome.reason)

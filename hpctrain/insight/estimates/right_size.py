@@ -3,6 +3,7 @@
 import functools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from heapq import nlargest
@@ -18,6 +19,7 @@ from hpctrain.insight.estimates import site_rules
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU
 from hpctrain.insight.estimates.usage import Usage
 
+_MOST_NODES = 16  # whose samples the end of a run waits for
 _MOST_RUNS = 50  # the newest of `output_dir`
 # What decides the use of a node, and then the length of a run.
 _SHAPE = (
@@ -91,13 +93,22 @@ def of_job(
     return said, [*_too_much(usage, launch, minutes)]
 
 
-def unused(run: Path, host: str) -> str:
-    """Return the same of a run that finishes now, by the samples of one of its nodes."""
+def unused(run: Path) -> str:
+    """Return the same of a run that finishes now.
+
+    "" of many nodes, for which `report` has the time, and where `launch` is not what the job has
+    asked for: a script of one's own, runs that share a job, trials.
+    """
     with suppress(HpctrainError, OSError):
-        values, (*_, attempt) = values_of(run / "config.yaml"), RunRecord.of(run).attempts
-        minutes = (time.time() - attempt.started) / 60
-        usage = Usage.read(run, host=host)
-        return "; ".join(chain(*of_job(usage, values["launch"], values["site"]["rules"], minutes)))
+        values, record = values_of(run / "config.yaml"), RunRecord.of(run)
+        own = record.submission is not None and not (record.shares_job or record.by_worker)
+        if not own or record.attempt.nodes > _MOST_NODES:
+            return ""
+        now, jobs = time.time(), Counter[tuple[str, int]]()
+        for one in record.attempts:  # each requeue has the whole limit anew
+            jobs[one.job_id, one.restart_count] += int((one.ended or one.seen or now) - one.started)
+        launch, rules = values.get("launch", {}), values.get("site", {}).get("rules")
+        return "; ".join(chain(*of_job(Usage.read(run), launch, rules, max(jobs.values()) / 60)))
     return ""
 
 

@@ -41,10 +41,10 @@ class Usage:
     gpus: dict[tuple[str, str], str] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, run_dir: Path, *, tail: bool = False, host: str | None = None) -> Usage:
-        """Read the samples of a run or a host, or the last of each; damaged lines are left out."""
-        usage, files = cls(), samples.files(run_dir).items()
-        for node, path in (each for each in files if host in (None, each[0])):
+    def read(cls, run_dir: Path, *, tail: bool = False) -> Usage:
+        """Read the samples of a run, or the last of each host; damaged lines are left out."""
+        usage = cls()
+        for node, path in samples.files(run_dir).items():
             sensors: dict[str, _Sensor] = defaultdict(_Sensor)
             begin = max(0, path.stat().st_size - _TAIL) if tail else 0
             for sample in samples.read(path, begin):

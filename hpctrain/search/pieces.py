@@ -29,7 +29,7 @@ from hpctrain.engine.job.verdict import is_over, of_run
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.end import left_s
-from hpctrain.runs.state.verdict import MOST, Room
+from hpctrain.runs.state.verdict import LEAVES, MOST, Room
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,10 @@ def of_worker(worker: Path, code: int, key: AttemptKey) -> tuple[RunDir | None, 
         done = record.state == "finished" or record.paused_at == piece.until
         if not done and epochs.is_last(run.path, key):  # else another worker has it by now
             words = of_run(run, code, key, inside=True)
-            if not is_over(words):
+            if words != LEAVES and not is_over(words):
                 return None, words
             log.error("%s has ended: the worker goes on with other trials", run.name)
-            over = run
+            over = run if is_over(words) else None
         room = room._replace(warn_s=load(run.config_file).launch.warn_s)
     elif code <= 128 or code == _INTERRUPTED or steps_without(worker, key) > MOST:
         return None, ""  # the ranks have told why

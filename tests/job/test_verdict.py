@@ -59,7 +59,7 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.runs.state import verdict as state_verdict
 from hpctrain.runs.state.end import End
-from hpctrain.runs.state.verdict import MOST, Room, after_srun, decide, fingerprint
+from hpctrain.runs.state.verdict import LEAVES, MOST, Room, after_srun, decide, fingerprint
 from hpctrain.search import pieces
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import Journal, journal_path, last_record
@@ -673,7 +673,10 @@ def test_the_record_of_another_process_that_trains_the_run_is_left_alone(begin: 
             RunDir(run.path).lock(),
         ):
             raise AssertionError("the lock was free")
-        assert after_srun(RunDir(run.path), InUseError.exit_code, AttemptKey("9_0", 1)) == ""
+        for code in (InUseError.exit_code, KILLED):  # killed before it has seen the lock
+            assert after_srun(RunDir(run.path), code, AttemptKey("9_0", 1)) == LEAVES
+            (run.path / "failed").unlink(missing_ok=True)
+        assert not job_verdict.is_over(LEAVES)  # whose end would be recorded in MLflow
         assert run_json(run.path) == before
 
 

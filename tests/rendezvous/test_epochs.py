@@ -1,6 +1,5 @@
 """A rank of an older step of a run ends itself before it writes."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -50,19 +49,6 @@ def test_the_last_line_is_the_epoch(
     epochs.end_if_over(tmp_path, OLD)
     assert (epochs.in_loop(tmp_path, OLD), len(ended)) == (in_loop, over)
     assert epochs.follows(tmp_path, OLD) is follows
-
-
-def test_a_second_job_counts_once_it_has_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[str] = []
-    monkeypatch.setattr(epochs, "end_at_once", ended.append)
-    (tmp_path / "epochs").write_text("7_1 0 1\n8 0 0\n")
-    for job, over in (("7_1", 0), ("", 0), ("8", 1)):
-        record = {"attempts": [{"job_id": "6"}, {"job_id": job}]}
-        (tmp_path / "run.json").write_text(json.dumps(record))
-        epochs.end_if_over(tmp_path, OLD)
-        assert len(ended) == over
 
 
 def attempt(run: RunDir) -> Attempt:

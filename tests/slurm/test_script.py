@@ -570,6 +570,19 @@ def test_the_host_requeues_for_a_container(hosts: str, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(("last", "code"), [("8 0 0", 6), ("7_1 0 0", 9)])
+def test_a_job_of_which_another_one_trains_the_run_leaves_it(
+    last: str, code: int, tmp_path: Path
+) -> None:
+    """Neither does it begin, nor does it cancel the jobs of its chain."""
+    run = tmp_path / "a run"
+    text = "ranks() { exec srun; }\nverdict() { echo leave; }\nend_chain() { echo ended; }\n"
+    text += f"echo '{last}' >'{run}/epochs'; job=7_1 nodes=1 run='{run}'\n{steps.TEXT}\nrun_steps\n"
+    done = run_in_bash(f"{text}exit $code", tmp_path, "exit 9", squeue="echo RUNNING")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert (f"job 8 trains {run}: this one ends" in done.stderr) == (code == 6)
+
+
 # What the page of a real site, which its file names, asks for in its example of two nodes (Mahti: a
 # GPU). The lines that no site decides are left out.
 PUBLISHED = {

@@ -6,8 +6,6 @@
 A rank can outlive its step, for example on a node that Slurm has lost. When another step has begun
 meanwhile, whatever such a rank writes would spoil the run. So each commit of a checkpoint, a result
 or an error first looks here, and a rank of an older epoch ends itself, without a word in the run.
-A line of another job counts once that has the run, which run.json tells: a person may submit a run
-that trains, and the lock refuses the second job after its line.
 
 The batch script lets rank 0 add the line (`cluster/slurm/steps.sh`). Ranks that were started in
 another way have no epoch, and are not judged. The file only grows, and in place: so it is never
@@ -22,10 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hpctrain.base.files.disk import text_of
-from hpctrain.base.files.record import read
-from hpctrain.base.names.run_record import AttemptKey, RunRecord
+from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks.leaving import end_at_once
-from hpctrain.errors import DamageError
 
 
 def begin(run: Path, key: AttemptKey) -> None:
@@ -58,20 +54,10 @@ def follows(run: Path, key: AttemptKey) -> bool:
 def end_if_over(run: Path, key: AttemptKey) -> None:
     """End this process at once if another step, or process, has begun to train the run since."""
     lines = _lines(run)
-    if _own(key) in lines and _is_over(run, key, lines[lines.index(_own(key)) + 1 :]):
+    if _own(key) in lines and lines[-1] != _own(key):
         end_at_once(f"{run}: another step has begun, so this rank of step {key.step_id} ends")
     if run in _held and (holder := text_of(run / "lock")) not in ("", _held[run]):
         end_at_once(f"{run}: {holder.strip()[:100]} has begun to train it, so this one ends")
-
-
-def _is_over(run: Path, key: AttemptKey, later: list[str]) -> bool:
-    jobs = {line.partition(" ")[0] for line in later}
-    if not jobs or key.job_id in jobs:
-        return bool(jobs)
-    try:
-        return read(RunRecord, run / "run.json").attempt.job_id in jobs
-    except (DamageError, FileNotFoundError):  # the folder of a worker has none
-        return True
 
 
 @contextmanager

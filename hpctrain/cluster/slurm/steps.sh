@@ -140,10 +140,21 @@ find_end() {
 # The run has ended for good. The script of a chain of jobs defines end_chain, and that of a job with
 # --requeue=expedite end_expedited.
 ends_for_good() {
-    local each
-    for each in end_chain end_expedited; do
-        ! declare -F "$each" >/dev/null || "$each" || true
-    done
+    ! declare -F end_chain >/dev/null || end_chain || true
+    leaves_run
+}
+
+leaves_run() { ! declare -F end_expedited >/dev/null || end_expedited || true; }
+
+# Whether another job trains the run, as a person has submitted it twice. Its ranks would end if ours
+# began, for they could be those of a lost node.
+is_elsewhere() {
+    local other
+    other=$(tail -n 1 "$run/epochs" 2>/dev/null) && other=${other%% *} || return 1
+    [[ -n $other && $other != "$job" ]] || return 1
+    [[ $(squeue --noheader --jobs="$other" --format=%T 2>/dev/null) == @(RUNNING|SIGNALING) ]] ||
+        return 1
+    echo "job $other trains $run: this one ends" >&2
 }
 
 run_steps() {
@@ -152,6 +163,11 @@ run_steps() {
     find_end
     choose_nodes || true
     while true; do
+        if is_elsewhere; then
+            code=6 # as of ranks that find the lock of the run taken
+            leaves_run
+            return 0
+        fi
         rm -f "$run/hang.json" "$run/requeue" # of an earlier step
         last=$step
         find_step
@@ -174,6 +190,7 @@ run_steps() {
                 continue
                 ;;
             requeue) requeue ;;
+            leave) leaves_run ;;
             cancel)
                 ends_for_good
                 cancel_job

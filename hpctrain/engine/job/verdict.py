@@ -3,7 +3,7 @@
     batch script ── srun ── ranks
          │            └── exit code other than 0
          ├── python -m hpctrain.engine.job.verdict RUN_DIR CODE STEP
-         │       prints `restart`, `restart --exclude=HOSTS`, `requeue`, `cancel` or nothing
+         │       prints `restart`, `restart --exclude=HOSTS`, `requeue`, `cancel`, `leave` or ""
          └── the next srun, scontrol requeue, or scancel
 
 A rank that is killed, for example by the host's out-of-memory killer, can neither requeue its job
@@ -31,7 +31,7 @@ from hpctrain.config.frozen import load
 from hpctrain.errors import HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.shared_job import is_elsewhere
-from hpctrain.runs.state.verdict import GOES_ON, after_srun
+from hpctrain.runs.state.verdict import GOES_ON, LEAVES, after_srun
 from hpctrain.tracking import final_status
 from hpctrain.tracking.uploading.child_uploader import START_S
 
@@ -73,7 +73,7 @@ def of_run(run: RunDir, code: int, key: AttemptKey, *, inside: bool) -> str:
 
 def is_over(words: str) -> bool:
     """Return whether a run does not go on, by the verdict on it."""
-    return words.partition(" ")[0] not in GOES_ON
+    return words.partition(" ")[0] not in (*GOES_ON, LEAVES)
 
 
 def main(argv: list[str]) -> int:

@@ -54,6 +54,8 @@ from hpctrain.runs.state.end import End, end_of, left_s
 log = logging.getLogger(__name__)
 MOST = 3
 GOES_ON = "restart", "requeue"
+LEAVES = "leave"
+"""The word for a job of which another process trains the run: what that records stays as it is."""
 DECIDED_LATER = {ANOTHER_RANK, HANG, GPU_FAULT, GPU_MEMORY, LOST_MOUNT, RANK_KILLED}
 """What rank 0 sees may be a consequence of these: it is decided when all ranks are gone."""
 
@@ -218,7 +220,7 @@ def after_srun(
 
     None of the run's ranks is alive, and the code, that of srun, is not 0. The word is "restart",
     if the script can do that (`inside`), with the nodes to avoid; "requeue"; "cancel", with which
-    Slurm shows the job as cancelled and not as failed; or "". `warn_s` is that of `launch`.
+    Slurm shows the job as cancelled and not as failed; LEAVES; or "". `warn_s` is that of `launch`.
     """
     run.update()  # NFS caches the content of a folder until the client writes there
     known, last = run.read(), run.last_checkpoint()
@@ -228,6 +230,8 @@ def after_srun(
     # If not, the ranks ended before rank 0 has begun an attempt.
     # An attempt of this step that has paused is not the one that has ended now.
     begun = now.key == key and now.state != "paused"
+    if not begun and run.is_locked():
+        return LEAVES
     now = now if begun else AttemptRecord()
     if now.verdict:  # by rank 0, or by a process like this one
         decided = Verdict(now.verdict, avoid=now.avoid)
@@ -236,8 +240,8 @@ def after_srun(
     silent = code <= 128 and not told
     if now.state == "finished" or (silent and not known.shares_job):
         return ""
-    if error and error.error.startswith("InUseError: "):  # run.json is about another process
-        return ""
+    if error and error.error.startswith("InUseError: "):
+        return LEAVES
     if not begun:
         facts: dict[str, Any] = key._asdict()
         if error:  # `logs` shows what was written since the start

@@ -256,6 +256,17 @@ def test_where_nothing_counts_the_scale_of_fp16_stays(
     assert torch.equal(weights(step), before)
 
 
+def test_what_a_failed_step_has_offered_is_not_sent_by_the_next_training(late: list[int]) -> None:
+    step, batch = make("images", 1, CPU)
+    step(batch, 0.1)
+    step.model.scale_gradients = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TypeError, match="not callable"):
+        step(batch, 0.1)
+    again, batch = make("images", 1, CPU)
+    again(batch, 0.1)
+    assert late[0] == late[1]
+
+
 @pytest.mark.parametrize(("model", "most"), [("images", 22), ("transformer", 16)])
 def test_a_step_has_few_kernels_more_than_a_loop_by_hand(
     model: str, most: int, late: list[int]

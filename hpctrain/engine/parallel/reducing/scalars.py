@@ -216,6 +216,8 @@ class Exchange:
     """
 
     def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
+        global _waiting
+        _waiting = _Copy()  # a step of another training may have failed before it sent its numbers
         self._mesh, self.asking = mesh, [*asking]
         self._told: tuple[list[float], torch.Tensor] | None = None  # the flags that a GPU has
 

@@ -109,7 +109,7 @@ class _Copy:
     def __init__(self) -> None:
         self.parts, self.size = list[torch.Tensor](), 0
         self.memory: _Memory | None = None  # once it has begun
-        self._values: list[float] = []
+        self._values: list[float] | None = None  # once they were read
 
     def add(self, parts: Iterable[torch.Tensor]) -> slice:
         self.parts += [part.detach().reshape(-1).double() for part in parts]
@@ -117,7 +117,7 @@ class _Copy:
         return slice(first, self.size)
 
     def read(self) -> list[float]:
-        if not self._values:
+        if self._values is None:
             if self.memory is None:
                 send()
             assert self.memory is not None
@@ -173,7 +173,10 @@ class Copied:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
     def offer(self, numbers: Sequence[Number] | torch.Tensor, about: Any = None) -> None:
-        """Store n numbers, or a tensor of shape (n,), without waiting for the device."""
+        """Store n numbers, or a tensor of shape (n,), without waiting for the device.
+
+        They must not be changed in place before `send`.
+        """
         parts = [numbers] if isinstance(numbers, torch.Tensor) else numbers
         if is_late(parts[0]):
             place = _waiting.add(cast(Sequence[torch.Tensor], parts))

@@ -71,7 +71,8 @@ def listed(numbers: Numbers) -> list[float]:
 def over(number: float, count: Number) -> Number:
     """Return number / count, with the same bits on each device.
 
-    Where nothing counts there is no update: a count of 0 is taken as 1, or is infinite on a GPU.
+    A count of 0 is taken as 1. On a GPU the factor is then infinite, and the step is undone or its
+    parameters are dropped (`engine.faults.health`).
     """
     if isinstance(count, torch.Tensor):
         return number / count  # torch: 1 / count, times number

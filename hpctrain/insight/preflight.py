@@ -7,7 +7,8 @@ rank 0      tells what was found
 Ranks that do not find their GPUs end before they can look. If a GPU had a fault in the attempt
 before, `lost_gpu` excludes its node.
 
-Every training imports this file, so what looks at a node is only imported where that is asked.
+Every training under Slurm imports this file, whatever it asks for, so what looks at a node is only
+imported where that is asked.
 
 The run goes on without the node while the budget of restarts lasts (`runs.state.verdict`). A
 failure that is not the fault of one node, such as a full file system, ends the run.

@@ -1,1 +1,1 @@
-"""What a person does on the node of a run: a shell, a debugger, a notebook."""
+"""The node of a run: a person's shell, debugger and notebook; copies of shards and environments."""

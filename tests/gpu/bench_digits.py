@@ -20,8 +20,8 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.models import MLP
 from hpctrain.tasks import Classification
-from tests.gpu.bench_gpt2 import CLIP, LR, built, seconds
-from tests.steps import batch, step_of
+from tests.gpu.bench_gpt2 import CLIP, built, ours, seconds
+from tests.steps import batch
 
 TURNS, STEPS = 9, 200
 
@@ -47,9 +47,11 @@ def main() -> None:
     kind = parser.parse_args().device
     device = torch.device(kind, 0 if kind == "cuda" else None)
     model, optimizer = built(functools.partial(MLP, 64, [256, 256], 10), Config(), device)
-    own = step_of(model, Classification(), optimizer, clip_norm=CLIP)
     samples = {name: values.to(device) for name, values in batch(64).items()}
-    loops = {"ours": lambda: own(samples, LR), "by_hand": by_hand(model, optimizer, samples)}
+    loops = {
+        "ours": ours(model, optimizer, samples, Classification()),
+        "by_hand": by_hand(model, optimizer, samples),
+    }
     times: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(TURNS + 1):
         for name, step in loops.items():

@@ -41,8 +41,8 @@ from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.insight.estimates.hardware import peak_of
 from hpctrain.models import Transformer
-from hpctrain.tasks import LanguageModel
-from tests.steps import step_of
+from hpctrain.tasks import LanguageModel, Task
+from tests.steps import step_of, stop_of
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 LR, CLIP = 1e-4, 1.0
@@ -100,9 +100,22 @@ def built(
     return model, build_optimizer(config.optimizer, model)
 
 
-def ours(model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch) -> Callable[[], Any]:
-    step = step_of(model, LanguageModel(), optimizer, clip_norm=CLIP)
-    return lambda: step(batch, LR)
+def ours(
+    model: ParallelModel,
+    optimizer: torch.optim.Optimizer,
+    batch: Batch,
+    task: Task | None = None,
+) -> Callable[[], Any]:
+    """Return a step, and what a run does after it: it reads the numbers of the step before."""
+    step = step_of(model, task or LanguageModel(), optimizer, clip_norm=CLIP)
+    stop = stop_of(step)
+
+    def step_and_judge() -> None:
+        step(batch, LR)
+        step.health.judge(late=True)
+        assert not stop.agreed
+
+    return step_and_judge
 
 
 def by_hand(

@@ -139,14 +139,14 @@ def test_an_overflow_on_one_rank_is_left_out_by_all(keys: dict[str, Any]) -> Non
 def test_the_scale_grows_again_and_is_kept() -> None:
     precision = Precision(PrecisionConfig("fp16"), CPU)
     fine, inf = torch.tensor(1.0), torch.tensor(float("inf"))
-    assert not precision.accepts(fine, inf)
-    assert not precision.accepts(fine, torch.tensor(float("nan")))
+    assert not precision.accepts(fine, inf, fine)
+    assert not precision.accepts(fine, torch.tensor(float("nan")), fine)
     assert precision.scale == 16384
-    assert all(precision.accepts(fine, fine) for _ in range(1999))
+    assert all(precision.accepts(fine, fine, fine) for _ in range(1999))
     resumed = Precision(PrecisionConfig("fp16"), CPU)
     resumed.load_state_dict(precision.state_dict())
     assert resumed.scale == 16384
-    assert resumed.accepts(fine, fine)
+    assert resumed.accepts(fine, fine, fine)
     assert resumed.scale == 32768
     other = Precision(PrecisionConfig("bf16"), CPU)
     other.load_state_dict(resumed.state_dict())

@@ -39,7 +39,7 @@ from hpctrain.tasks import Classification, LanguageModel, Task
 from hpctrain.tasks.labels import Labels
 from tests.gpu.bench_digits import by_hand as digits_by_hand
 from tests.gpu.bench_gpt2 import by_hand as gpt2_by_hand
-from tests.steps import Watched, step_of, stop_of
+from tests.steps import Watched, step_of, stop_of, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -239,6 +239,32 @@ def test_the_road_of_a_gpu_gives_the_bits_of_the_cpu(
     assert (late_means, late_norms) == (means, norms)
     assert torch.equal(late_parameters, parameters)
     assert len(sent) == 10, "one copy in each step"
+
+
+@pytest.mark.parametrize("road", ["cpu", "gpu"])
+def test_where_nothing_counts_the_scale_of_fp16_stays(
+    road: str, request: pytest.FixtureRequest
+) -> None:
+    if road == "gpu":
+        request.getfixturevalue("late")
+    step, batch = make("images", 1, CPU)
+    step.model.precision = Precision(PrecisionConfig("fp16"), CPU)
+    before, kept = weights(step), step.model.precision.state_dict()
+    step(batch | {"mask": torch.zeros_like(batch["mask"])}, 0.1)
+    assert step.model.precision.state_dict() == kept
+    assert step.health.problem == "count"
+    assert torch.equal(weights(step), before)
+
+
+def test_what_a_failed_step_has_offered_is_not_sent_by_the_next_training(late: list[int]) -> None:
+    step, batch = make("images", 1, CPU)
+    step(batch, 0.1)
+    step.model.scale_gradients = None  # type: ignore[method-assign,assignment]
+    with pytest.raises(TypeError, match="not callable"):
+        step(batch, 0.1)
+    again, batch = make("images", 1, CPU)
+    again(batch, 0.1)
+    assert late[0] == late[1]
 
 
 @pytest.mark.parametrize(("model", "most"), [("images", 22), ("transformer", 16)])

@@ -52,7 +52,7 @@ def test_masked_rows_count_nothing() -> None:
     assert losses[24, 8] == pytest.approx(both, rel=EXACT)
 
 
-def test_only_a_count_of_zero_is_taken_as_one() -> None:
+def test_a_cpu_takes_only_a_count_of_zero_as_one() -> None:
     counts = (0.0, 0.23, 7.0)
     assert [over(1.0, count) for count in counts] == [1.0, 1 / 0.23, 1 / 7.0]
     of_a_gpu = (over(1.0, torch.tensor(count, dtype=torch.float64)) for count in counts)

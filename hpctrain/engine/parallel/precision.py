@@ -15,6 +15,7 @@ from torch import nn
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.gpu_support import lack
+from hpctrain.engine.parallel.reducing.scalars import Number
 from hpctrain.errors import ConfigError
 
 DTYPES = {
@@ -87,16 +88,16 @@ class Precision:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.autocast)
 
-    def accepts(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
+    def accepts(self, loss: Number, norm: Number, count: Number) -> bool:
         """Return whether the step may be made, and adapt the scale; waits for the device in fp16.
 
-        If the loss, the sum over all ranks, is not finite, the scale is not the cause and does not
-        change. The norm is that of the global gradient.
+        `loss` and `count` are sums over all ranks, and the norm is that of the global gradient. If
+        the loss is not finite or nothing counts, the scale is not the cause and does not change.
         """
-        return self.compute != "fp16" or self._fits(loss, norm)
+        return self.compute != "fp16" or self._fits(loss, norm, count)
 
-    def _fits(self, loss: float | torch.Tensor, norm: float | torch.Tensor) -> bool:
-        if not math.isfinite(loss):
+    def _fits(self, loss: Number, norm: Number, count: Number) -> bool:
+        if not math.isfinite(loss) or not count:
             return False
         if not math.isfinite(norm):
             self.scale, self._good_steps = max(self.scale / 2, _LEAST_SCALE), 0

@@ -155,7 +155,7 @@ class TrainStep(Part):
         for look in self._after_backward:
             look()
         self.grad_norm = self.model.scale_gradients(factor, self._clip_norm)
-        fits = precision.accepts(loss, self.grad_norm)
+        fits = precision.accepts(loss, self.grad_norm, count)
         # An overflow of fp16 is no fault, and replicas that differ have norms of their own.
         judged = (fits or precision.exhausted) and not self.model.replicas_differ
         norm = self.grad_norm if judged else None

@@ -71,7 +71,8 @@ def listed(numbers: Numbers) -> list[float]:
 def over(number: float, count: Number) -> Number:
     """Return number / count, with the same bits on each device.
 
-    Where nothing counts there is no update: a count of 0 is taken as 1, or is infinite on a GPU.
+    A count of 0 is taken as 1. On a GPU the factor is then infinite, and the step is undone or its
+    parameters are dropped (`engine.faults.health`).
     """
     if isinstance(count, torch.Tensor):
         return number / count  # torch: 1 / count, times number
@@ -109,7 +110,7 @@ class _Copy:
     def __init__(self) -> None:
         self.parts, self.size = list[torch.Tensor](), 0
         self.memory: _Memory | None = None  # once it has begun
-        self._values: list[float] = []
+        self._values: list[float] | None = None  # once they were read
 
     def add(self, parts: Iterable[torch.Tensor]) -> slice:
         self.parts += [part.detach().reshape(-1).double() for part in parts]
@@ -117,7 +118,7 @@ class _Copy:
         return slice(first, self.size)
 
     def read(self) -> list[float]:
-        if not self._values:
+        if self._values is None:
             if self.memory is None:
                 send()
             assert self.memory is not None
@@ -173,7 +174,10 @@ class Copied:
         self._offered: deque[_Numbers] = deque(maxlen=2)
 
     def offer(self, numbers: Sequence[Number] | torch.Tensor, about: Any = None) -> None:
-        """Store n numbers, or a tensor of shape (n,), without waiting for the device."""
+        """Store n numbers, or a tensor of shape (n,), without waiting for the device.
+
+        They must not be changed in place before `send`.
+        """
         parts = [numbers] if isinstance(numbers, torch.Tensor) else numbers
         if is_late(parts[0]):
             place = _waiting.add(cast(Sequence[torch.Tensor], parts))
@@ -216,6 +220,8 @@ class Exchange:
     """
 
     def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
+        global _waiting
+        _waiting = _Copy()  # a step of another training may have failed before it sent its numbers
         self._mesh, self.asking = mesh, [*asking]
         self._told: tuple[list[float], torch.Tensor] | None = None  # the flags that a GPU has
 

@@ -11,8 +11,8 @@ CODE is a function that returns an iterable of samples, such as a generator. FIL
 module. A data set of torch is taken by
 
     def pairs():
-        data = MyDataset()
-        yield from ({"image": x, "label": y} for x, y in map(data.__getitem__, range(len(data))))
+        mine = MyDataset()
+        yield from ({"image": x, "label": y} for x, y in map(mine.__getitem__, range(len(mine))))
 
 A sample is a dict. The first sample decides the schema: arrays and tensors keep dtype and shape;
 whole numbers become int64, other numbers float64, bool uint8; text (UTF-8) and bytes become

@@ -91,7 +91,7 @@ class Options:
     def of(cls, args: argparse.Namespace) -> Self:
         """Return the options that the arguments of the command line give."""
         for option in ("stratify", "group") if args.part else ():
-            if vars(args)[option] not in ("none", "", None):
+            if vars(args)[option]:
                 raise ConfigError(
                     f"--{option} has to see all samples, --part only some: leave it out here, and "
                     f"after `finalize` run `python -m data_prep repack OUT NEW --{option} …`"

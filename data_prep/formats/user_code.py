@@ -37,9 +37,15 @@ class Code:
         try:
             more = {"part": part, "parts": self.parts} if self.parts else {}
             found = _load(self.file, self.name)(**self.args, **more)
+            if any(base.__name__ == "DataLoader" for base in type(found).__mro__):
+                raise DataError(
+                    f"{self.file}: {self.name} gives batches; yield the samples of its data set"
+                )
             if isinstance(found, Mapping) or not hasattr(type(found), "__iter__"):
-                kind = type(found).__name__
-                raise DataError(f"{self.file}: {self.name} returns a {kind}, no samples one by one")
+                raise DataError(
+                    f"{self.file}: {self.name} returns a {type(found).__name__}, no samples one by "
+                    "one; a function yields a dict for each sample of a data set (docs/data.md)"
+                )
             for number, values in enumerate(found):
                 yield f"sample {number}{of}", values
         except (DataError, GeneratorExit):

@@ -8,7 +8,11 @@
     python -m data_prep python mine.py:samples OUT --arg folder=/data --pieces 8 --variable signal
 
 CODE is a function that returns an iterable of samples, such as a generator. FILE.py may import any
-module: `yield from ({"image": x, "label": y} for x, y in Pairs())` takes a data set of torch.
+module. A data set of torch is taken by
+
+    def pairs():
+        mine = MyDataset()
+        yield from ({"image": x, "label": y} for x, y in map(mine.__getitem__, range(len(mine))))
 
 A sample is a dict. The first sample decides the schema: arrays and tensors keep dtype and shape;
 whole numbers become int64, other numbers float64, bool uint8; text (UTF-8) and bytes become
@@ -18,9 +22,9 @@ samples have to fit the schema exactly. The key `split` holds the name of the sa
 
 The samples have to be the same each time. So leave random augmentation out: it belongs into the
 training, and only one draw of it would be stored. The function is called several times: once for
-the first samples, and once for each piece, also in other processes. If it has the parameters `part`
-and `parts`, --pieces cuts the work into that many pieces, so that more --workers can read. The
-conversion notices changes only of the file.
+the first 8 samples, at each start, and once for each piece, also in other processes. If it has the
+parameters `part` and `parts`, --pieces cuts the work into that many pieces, so that more --workers
+can read. The conversion notices changes only of the file.
 
 NumPy's BLAS uses one thread in each process, unless OPENBLAS_NUM_THREADS is set.
 """

@@ -106,7 +106,9 @@ class Stream(InputSource):
                 begin = [_digest(first)]
                 for _, following, _ in islice(found, _COMPARED - 1):
                     with suppress(Unusable):
-                        begin.append(_digest(fit_all(following()[0], fields)))
+                        values, name = following()
+                        if bool(name) == bool(split):  # `read` leaves out the others
+                            begin.append(_digest(fit_all(values, fields)))
                 own = [self.own] if split else []
                 by = options.split.column if isinstance(options.split, ByColumn) else ""
                 return replace(

@@ -40,7 +40,7 @@ def finalize(job: Conversion) -> Index:
         raise DataError(_missing(plan, out, missing))
     results = [job.pieces.result(number) for number in range(plan.pieces)]
     problems = [problem for result in results for problem in result.problems]
-    if problems and plan.on_error == "stop":  # the pieces come from an earlier --on-error skip
+    if problems and plan.on_error != "skip":  # of an earlier --on-error skip, or collect of before
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
     try:
         _report(out, problems)

@@ -33,7 +33,7 @@ class ConversionPlan(Record, frozen=True):
     # The provenance for the index, without what is only known at the end.
     provenance: dict[str, Any]
     # What to do with records that cannot be used.
-    on_error: Annotated[str, matching("stop|skip", "stop or skip")]
+    on_error: Annotated[str, matching("stop|skip|collect", "stop or skip")]  # collect: of before
     parts: Count = 0  # the number of parts N of `--part I/N`; 0 without that option
     beside: Mapping[str, str] = msgspec.field(default_factory=dict)  # see `Source`
     group: str = ""  # the field of which no value is in two splits, or ""

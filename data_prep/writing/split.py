@@ -1,7 +1,7 @@
 """The rules that assign samples to splits.
 
 train=0.9,val=0.1             by a hash of the sample's key: a sample stays in its split when data
-                              is added, and equal samples are in the same split
+                              is added; equal keys are in the same split
 column:NAME                   the value of a column of the source is the name of the split
 file:train=a-*,val=b-*        the first pattern that matches the sample's file decides
 

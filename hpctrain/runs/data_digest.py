@@ -74,7 +74,7 @@ def most_samples(data: DataConfig) -> int | None:
     """Return at most how many samples an epoch has; None if the index alone does not tell it."""
     if data.mixture or data.windows.field is not None:
         return None
-    count, _ = _samples([], data, _checked("data.path", data.path))
+    count, _ = _samples([], data, load_index(data.path))
     return count * data.repeat
 
 

@@ -165,10 +165,7 @@ def test_bad_argument(compose: Compose, argument: str, message: str, tmp_path: P
             "network.debug=WARN; +site.env.NCCL_DEBUG=INFO",
             "network.debug and site.env.NCCL_DEBUG set the same variable: give one of them",
         ),
-        (
-            "site.container.runtime=pyxis",
-            "args=[]: give the image, or args that name",
-        ),
+        ("site.container.runtime=pyxis", "args=[]: give the image, or args that name"),
         (
             "site.container.runtime=command; site.container.image=i",
             "with site.container.image=i: say it in args",

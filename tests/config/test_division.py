@@ -23,10 +23,7 @@ def problems(ranks: int, model: dict[str, Any] | None = None, **given: Any) -> l
         *path, name = key.split("__")
         setattr(functools.reduce(getattr, path, config), name, value)
     degrees = Degrees.of(config.parallel, ranks)
-    return [
-        *parallel_problems(config, degrees),
-        *division_problems(config, degrees),
-    ]
+    return [*parallel_problems(config, degrees), *division_problems(config, degrees)]
 
 
 def test_good() -> None:
@@ -103,18 +100,8 @@ def test_degrees_fill_what_is_left() -> None:
             {"parallel__plan": {"head": "colwise"}},
             "model.experts=8: a model with experts divides itself",
         ),
-        (
-            2,
-            OTHER,
-            {"parallel__ep": 2},
-            "=hpctrain.models.MLP: it has no experts; use 1",
-        ),
-        (
-            2,
-            OTHER,
-            {"parallel__tp": 2},
-            "MLP and parallel.plan={}: it has no plan for tensor",
-        ),
+        (2, OTHER, {"parallel__ep": 2}, "=hpctrain.models.MLP: it has no experts; use 1"),
+        (2, OTHER, {"parallel__tp": 2}, "MLP and parallel.plan={}: it has no plan for tensor"),
         (
             2,
             OTHER,

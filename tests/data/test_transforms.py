@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from hpctrain.data.batch_fields import DTYPES
 from hpctrain.data.draws import Draws
 from hpctrain.data.shards.index import Statistics
-from hpctrain.data.transforms import (
-    Cast,
-    Compose,
-    Normalise,
-    RandomCrop,
-    RandomFlip,
-    bind,
-)
+from hpctrain.data.transforms import Cast, Compose, Normalise, RandomCrop, RandomFlip, bind
 from hpctrain.errors import ConfigError, DataError
 
 CUDA = pytest.param(

@@ -344,15 +344,9 @@ def test_options_that_cannot_be(here, data_prep, args, words):
         (np.zeros(5, np.uint64), "dtype uint64 is not supported; allowed: uint8, "),
         (np.zeros(5, np.uint64), "--cast v=int64 stores it, checked"),
         (np.zeros(5, np.longdouble), "dtype float128 is not supported"),
-        (
-            np.zeros(5, [("a", "f4"), ("b", "i4")]),
-            "is of dtype [('a', '<f4'), ('b', '<i4')]",
-        ),
+        (np.zeros(5, [("a", "f4"), ("b", "i4")]), "is of dtype [('a', '<f4'), ('b', '<i4')]"),
         (np.array([["a", "b"]]), "v.npy is text: it has several texts in a sample"),
-        (
-            np.zeros(5, "M8[s]"),
-            "datetime64[s]: save arrays of numbers (dates as int64",
-        ),
+        (np.zeros(5, "M8[s]"), "datetime64[s]: save arrays of numbers (dates as int64"),
     ],
 )
 def test_arrays_that_cannot_be_stored(here, data_prep, array, words):

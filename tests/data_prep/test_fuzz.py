@@ -158,10 +158,7 @@ def room(monkeypatch):
 
 # The digests of the samples as they were before: conversions to come give the same.
 DIGESTS = {
-    **dict.fromkeys(
-        ("npy", "hdf5 chunks"),
-        "c940fb7e875a661530b4cde5b1082784",
-    ),
+    **dict.fromkeys(("npy", "hdf5 chunks"), "c940fb7e875a661530b4cde5b1082784"),
     "npz deflate": "fe60e4f0d7ee2b1de40cb7afb8c35b87",
     "csv": "4e70bb9e0f721a26a03b937a034d540d",
     "parquet": "15386423d76a733b05ea88febd03209b",

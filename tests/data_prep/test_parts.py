@@ -251,3 +251,16 @@ def test_locks(tmp_path):
     assert os.listdir(tmp_path) == [PARTIAL]
     commit.settle(tmp_path)
     assert os.listdir(tmp_path) == []
+
+
+def test_an_unfinished_conversion_of_before_that_collects(tmp_path, monkeypatch):
+    source, out = hand([Row(1)], [Row(2, bad="odd")]), tmp_path / "OUT"
+    with monkeypatch.context() as patch:
+        patch.setattr(Conversion, "alone", lambda _: False)
+        for i in (1, 2):
+            convert(source, out, options(part=(i, 2), on_error="skip"))
+    plan = out / PARTIAL / "job.json"
+    plan.write_text(plan.read_text().replace('"skip"', '"collect"'))
+    with pytest.raises(DataError, match="odd; --on-error skip leaves such records out"):
+        finalize_parts(out)
+    assert convert(source, out, options(on_error="skip")).split("train").count == 1

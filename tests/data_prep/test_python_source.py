@@ -54,6 +54,9 @@ def bad_split(): return [{"n": 1, "split": "../x"}]
 def numbered(): return [{3: 1}]
 def zero(): return [{"n": np.zeros(0)}]
 def scalar(): return [{"n": 3}]
+class DataLoader(list): pass
+def batches(): return DataLoader()
+class Pairs: pass
 PAIRS = [(1, 2.5), (3, 4.5)]
 def pairs(): return PAIRS
 def noisy(after=0):
@@ -63,7 +66,7 @@ def of_torch():
     import torch
     from PIL import Image
     data = torch.utils.data.TensorDataset(torch.full((5, 2), 0.5), torch.arange(5))
-    for x, label in data:
+    for x, label in map(data.__getitem__, range(len(data))):
         yield {"x": x, "label": label, "image": Image.new("RGB", (4, 3), (1, 2, int(label)))}
 """
 PLACES = ("            helper()", "    return 1 / 0")
@@ -117,8 +120,10 @@ def test_its_own_split(data_prep):
     args = ("--arg", "n=8", "--split", "all=1")
     assert data_prep("python", "mine.py:split", "ALL", *args)[0] == 0
     assert read_back.rows("ALL", "all")["n"].tolist() == list(range(8))
-    err = data_prep("python", "mine.py:split", "BAD", "--arg", "n=8", "--arg", "bad=5")[2]
-    assert "mine.py: sample 5: some samples have a 'split', some have none" in err
+    bad = ("python", "mine.py:split", "BAD", "--arg", "n=8", "--arg", "bad=5")
+    assert "mine.py: sample 5: some samples have a 'split', some have none" in data_prep(*bad)[2]
+    assert data_prep(*bad, "--on-error", "skip")[0] == 0
+    assert read_back.rows("BAD")["n"].tolist() == [1, 2, 3, 6, 7]
 
 
 def test_arguments_are_json_or_text(data_prep):
@@ -177,6 +182,8 @@ def test_tensors_and_images_of_pillow(data_prep):
         (["mine.py:nope"], 2, "has no function 'nope'; it has Config, samples, helper"),
         (["broken.py:x"], 3, "broken.py cannot be imported: "),
         (["mine.py:nothing"], 3, "nothing returns a NoneType, no samples one by one"),
+        (["mine.py:Pairs"], 3, "a Pairs, no samples one by one; a function yields a dict for each"),
+        (["mine.py:batches"], 3, "batches gives batches; yield the samples of its data set"),
         (["mine.py:empty"], 3, "mine.py:empty yields no sample"),
         (["mine.py:no_split"], 3, "sample 0: its 'split' is 3, no name"),
         (["mine.py:bad_split"], 3, "sample 0: split '../x': a name has letters"),
@@ -192,11 +199,7 @@ def test_tensors_and_images_of_pillow(data_prep):
         (["mine.py:noisy", "--arg", "after=5"], 3, "sample 5: it is another one when it is asked"),
         (["mine.py:samples", "--pieces", "0"], 2, "--pieces 0: at least 1"),
         (["mine.py:samples"], 2, "missing a required argument: 'n'; see --arg"),
-        (
-            ["mine.py:samples", "--arg", "n=3", "--arg", "part=1"],
-            2,
-            "multiple values for keyword",
-        ),
+        (["mine.py:samples", "--arg", "n=3", "--arg", "part=1"], 2, "multiple values for keyword"),
         (["mine.py:samples", "--arg", "n"], 2, "--arg 'n' is not NAME=VALUE"),
         (["mine.py:samples", "--arg", "n=1", "--arg", "n=2"], 2, "each name once"),
         (["mine.py:scalar", "--split", "column:x"], 2, "has no such column to go by"),

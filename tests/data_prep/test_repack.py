@@ -79,13 +79,7 @@ def contents(folder):
     return found | {"index": index}
 
 
-@pytest.mark.parametrize(
-    ("kind", "size"),
-    [
-        ("foreign", "0.5KB"),
-        ("src", "1MB"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "size"), [("foreign", "0.5KB"), ("src", "1MB")])
 def test_the_same_samples_in_other_shards(request, tmp_path, repack, kind, size):
     folder, out = request.getfixturevalue(kind), tmp_path / "out"
     code, printed, err = repack(folder, out, "--shard-size", size)
@@ -128,8 +122,6 @@ def test_the_bytes_do_not_depend_on_the_workers(src, tmp_path, repack, data_prep
         found.append(contents(out))
     assert found[0] == found[1]
     out = tmp_path / "parts"
-    if "--dedup" in options:
-        return
     for part in ("2/3", "1/3", "3/3"):
         command = (src, out, "--shard-size", "4KB", "--part", part)
         assert repack(*command, *options)[0] == 0
@@ -230,10 +222,7 @@ def test_a_foreign_shard_cannot_show_another_file(tmp_path, data_prep, kind):
     secret = tmp_path / "secret.txt"
     secret.write_bytes(b"the private key of whoever repacks")
     folder = planted(tmp_path / "set", secret, kind)
-    for command in (
-        ("repack", folder, tmp_path / "out"),
-        ("inspect", folder, "--verify"),
-    ):
+    for command in (("repack", folder, tmp_path / "out"), ("inspect", folder, "--verify")):
         code, out, err = data_prep(*command)
         assert code == 3
         assert "'x' is " in out + err

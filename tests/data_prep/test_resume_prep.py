@@ -45,13 +45,7 @@ SPLIT = ("--split", "train=0.5,val=0.5")
         pytest.param([], [*SPLIT], 1, id="new", marks=pytest.mark.slow),
         pytest.param([[]], [*SPLIT, "--overwrite"], 5, id="replaces"),
         pytest.param([[]], [*SPLIT, "--overwrite"], 1, id="replaces-each", marks=pytest.mark.slow),
-        pytest.param(
-            [],
-            [*SPLIT, "--stratify", "y"],
-            1,
-            id="two-passes",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param([], [*SPLIT, "--stratify", "y"], 1, id="two-passes", marks=pytest.mark.slow),
         pytest.param(
             [[*SPLIT, "--part", "1/2"]],
             [*SPLIT, "--part", "2/2"],

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,10 @@ def test_a_data_set_tells_its_sample_and_its_epochs(
     assert found["model"]["parameters"] == 85_002
     assert found["layouts"][0]["steps"] == 45  # 2 x 1,438 samples, 64 in a step
     assert plan(capsys, *words, "data.subset=0:640")["layouts"][0]["steps"] == 20
+    both = f"data.mixture=[{{name: a, path: {digits}}}, {{name: b, path: {digits}, split: val}}]"
+    assert plan(capsys, *words, both, "data.subset=0:320")["layouts"][0]["steps"] == 20
+    shutil.copy(digits / "index.json", tmp_path)  # no shard is read
+    assert plan(capsys, *words, f"data.path={tmp_path}")["layouts"][0]["steps"] == 45
     with pytest.raises(ConfigError, match=r"^hardware\.storage_mb_per_s has left hpctrain: `bench"):
         main([*words, "+hardware.storage_mb_per_s=1e9"])
 

@@ -12,12 +12,13 @@ import torch
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.placement import load_index
+from hpctrain.data.samplers.subset import parse_subset
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.engine.tasks.task import name_of
-from hpctrain.errors import ConfigError
+from hpctrain.errors import ConfigError, DataError, about
 from hpctrain.runs.data_digest import most_samples
 
 _EXAMPLES = "8193 (tokens of a window) or 3x224x224"
@@ -90,8 +91,7 @@ def of_data(data: DataConfig) -> Batch:
 def samples_of_epoch(data: DataConfig) -> int:
     """Return the number of samples of an epoch; a DataError if there is no such data set.
 
-    Of groups and folds it is at most this number. A subset or a fold of windows or of a mixture is
-    not counted.
+    Of groups, and of a subset of which a fold is left out, it is at most this number.
     """
     if (known := most_samples(data)) is not None:
         return known
@@ -99,9 +99,15 @@ def samples_of_epoch(data: DataConfig) -> int:
     for path, split, shards in _parts_of(data):
         if (name := windows.field) is not None and windows.length is not None:
             reader = Reader(path, split, [name])
-            total += len(Windows(reader, name, windows.length, windows.stride))
+            count = len(Windows(reader, name, windows.length, windows.stride))
         else:
-            total += sum(shard.count for shard in shards)
+            count = sum(shard.count for shard in shards)
+        if data.subset is not None and (data.group is None or data.subset.endswith(".npy")):
+            try:
+                count = len(parse_subset(data.subset, count))
+            except (ConfigError, DataError) as error:
+                raise about(f"data.subset={data.subset}", error) from error
+        total += count
     return total * data.repeat
 
 

@@ -84,7 +84,7 @@ def _environment() -> _Files:
     if base != Path(sys.prefix) and not base.is_relative_to("/usr"):
         files |= _files(base, _BASE)
     # What is imported, what Python asks of each package, and the programs.
-    needed = {f"{_ENVIRONMENT}/bin", _ENVIRONMENT, _BASE}
+    needed = {f"{_ENVIRONMENT}/bin", f"{_BASE}/bin", _ENVIRONMENT, _BASE}
     for name in files:
         folder, _, file = name.rpartition("/")
         is_code = file.endswith((".py", ".pyc")) or ".so" in file or folder.endswith(".dist-info")
@@ -104,26 +104,26 @@ def _digest() -> str:
 
 
 def _files(root: Path, name: str) -> _Files:
-    """Return what is below a folder that has this name in the archive."""
+    """Return what is below a folder that has this name in the archive; "" is a code snapshot."""
     found: _Files = {}
     folders = [(root, name)]
     with ThreadPool(_ASKED_AT_ONCE) as pool:
         while folders:
-            level, folders = pool.map(_entries, folders), []
+            level, folders = pool.map(partial(_entries, name), folders), []
             for each in level:
                 found |= each
                 folders += [(p, n) for n, (p, facts) in each.items() if stat.S_ISDIR(facts.st_mode)]
     return found
 
 
-def _entries(folder: tuple[Path, str]) -> _Files:
+def _entries(top: str, folder: tuple[Path, str]) -> _Files:
     path, inside = folder
     found = {}
     try:
         with os.scandir(path) as entries:
             for entry in entries:
                 name = f"{inside}/{entry.name}".lstrip("/")
-                if _travels(name):
+                if top != _BASE or _travels(name):
                     found[name] = Path(entry.path), entry.stat(follow_symlinks=False)
     except OSError as error:
         raise _unreadable(error) from error
@@ -131,23 +131,27 @@ def _entries(folder: tuple[Path, str]) -> _Files:
 
 
 def _travels(name: str) -> bool:
-    """Return whether a file or folder is looked at; of the Python below, only what it needs is."""
-    top, *parts = name.split("/")
-    if top != _BASE:
-        return True
-    kind, *inside = parts
+    """Return whether the Python below needs a file or folder."""
+    _, kind, *inside = name.split("/")
     if kind == "bin":
         return not inside or inside[0].startswith("python")
     if kind != "lib" or not inside:  # what compiles reads the headers, by a link
-        return kind == "lib" or parts == ["include"]
+        return kind == "lib" or (kind == "include" and not inside)
     return (inside[0].startswith("python") and "site-packages" not in inside[1:-1]) or (
         ".so" in inside[0]
     )
 
 
 def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
-    if path.exists():
-        path.touch()  # `gc` deletes what was not used for long
+    try:
+        os.utime(path)  # `gc` deletes what was not used for long
+    except FileNotFoundError:
+        pass
+    except PermissionError:
+        return  # a colleague's
+    except OSError as error:
+        raise _unreadable(error) from error
+    else:
         return
     files, unfinished = listed(), temporary(path)
     total = sum(facts.st_size for _, facts in files.values())

@@ -14,12 +14,15 @@ A folder from which nothing is imported (headers, icons, web pages), and one of 
 it is: the copy has a link to it. Half of the files of an environment are in such folders.
 """
 
+import grp
 import io
 import os
+import pwd
 import stat
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -39,12 +42,19 @@ SHELL = Path(__file__).with_suffix(".sh")
 _ENVIRONMENT, _BASE = "environment", "base"
 # No training imports them.
 _SELDOM = {"test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo"}
-_ASKED_AT_ONCE = 16  # folders of a slow file system
+_ASKED_AT_ONCE = 16  # folders and files of a slow file system
+_AHEAD, _SMALL = 256, 1 << 20  # files that are read before they are written, and bytes of each
 _PARTS = 8  # environment.sh starts so many processes
 _FILE_COST = 1 << 16  # bytes that are written in the time in which a file is created
 _BLOCK = 512  # of a tar
 
+_Item = tuple[str, tuple[Path, os.stat_result]]
 _Files = dict[str, tuple[Path, os.stat_result]]  # by the name in the archive
+_TYPES = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+}
 
 
 def image(output_dir: str | Path) -> Path:
@@ -124,7 +134,9 @@ def _entries(top: str, folder: tuple[Path, str]) -> _Files:
             for entry in entries:
                 name = f"{inside}/{entry.name}".lstrip("/")
                 if top != _BASE or _travels(name):
-                    found[name] = Path(entry.path), entry.stat(follow_symlinks=False)
+                    facts = entry.stat(follow_symlinks=False)
+                    if stat.S_IFMT(facts.st_mode) in _TYPES:  # nothing imports a socket
+                        found[name] = Path(entry.path), facts
     except OSError as error:
         raise _unreadable(error) from error
     return found
@@ -164,21 +176,23 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
             tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
+            ThreadPool(_ASKED_AT_ONCE) as pool,
             ProgressBar(len(files), total, label=label, noun="files") as bar,
         ):
             head = tarfile.TarInfo("parts")
             head.size = _BLOCK
             tar.addfile(head, io.BytesIO(bytes(_BLOCK)))
             begins.append(tar.offset)
-            for name, (full, facts) in order:
+            for (name, (full, facts)), content in _read_ahead(pool, order):
                 if name not in folders and cost >= part * (len(begins) - 1):
                     begins.append(tar.offset)
-                member = _member(tar, full, name, is_link=name not in folders)
-                if member.isreg():
+                member = _member(full, name, facts, is_link=name not in folders)
+                if member.isreg() and content is None:
                     with full.open("rb") as file:
+                        _check_size(full, facts, os.fstat(file.fileno()).st_size)
                         tar.addfile(member, file)
                 else:
-                    tar.addfile(member)
+                    tar.addfile(member, io.BytesIO(content or b""))
                 cost += (name not in folders) * (facts.st_size + _FILE_COST)
                 bar.advance(1, facts.st_size)
             begins.append(tar.offset)
@@ -192,19 +206,63 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _member(tar: tarfile.TarFile, full: Path, name: str, is_link: bool) -> tarfile.TarInfo:
-    """Return the head of a file, or of a folder, which may be a link to what stays."""
-    member = tar.gettarinfo(full, name)
-    member.uid = member.gid = 0
-    if member.isdir():
+def _read_ahead(pool: ThreadPool, order: list[_Item]) -> Iterator[tuple[_Item, bytes | None]]:
+    """Yield each file with what it holds, or None if it is large or no regular file."""
+    for begin in range(0, len(order), _AHEAD):
+        batch = order[begin : begin + _AHEAD]
+        yield from zip(batch, pool.map(_content, batch, chunksize=1), strict=True)
+
+
+def _content(item: _Item) -> bytes | None:
+    full, facts = item[1]
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size >= _SMALL:
+        return None
+    with full.open("rb", buffering=facts.st_size + 2) as file:  # one read, whatever a block is
+        content = file.read(facts.st_size + 1)
+    _check_size(full, facts, len(content))
+    return content
+
+
+def _check_size(full: Path, facts: os.stat_result, size: int) -> None:
+    if size != facts.st_size:
+        raise StorageError(
+            f"launch.environment=image: {full} changes while it is packed (it had "
+            f"{facts.st_size:,} bytes, now {size:,}): submit again when nothing is being installed"
+        )
+
+
+def _member(full: Path, name: str, facts: os.stat_result, is_link: bool) -> tarfile.TarInfo:
+    """Return the head of a file, or of a folder, which may be a link to what stays.
+
+    A hard link is a file of its own: the other name may be in another part.
+    """
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = facts.st_mode, facts.st_mtime
+    member.type = _TYPES[stat.S_IFMT(facts.st_mode)]
+    member.uname, member.gname = _user_name(facts.st_uid), _group_name(facts.st_gid)
+    if member.isreg():
+        member.size = facts.st_size
+    elif member.isdir():
         member.mode |= stat.S_IRWXU  # another part may have files of it
         if is_link:
             member.type, member.linkname = tarfile.SYMTYPE, str(full)
-    elif member.issym():
+    else:
         member.linkname = _target(full, name)
-    elif member.islnk():  # it could be one into another part
-        member.type, member.size, member.linkname = tarfile.REGTYPE, full.stat().st_size, ""
     return member
+
+
+@cache
+def _user_name(uid: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(uid)[0]
+    return ""
+
+
+@cache
+def _group_name(gid: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(gid)[0]
+    return ""
 
 
 def _target(link: Path, name: str) -> str:

@@ -88,6 +88,7 @@ def code_folder(output_dir: str | Path, pythonpath: Sequence[Path]) -> Path | No
     return next((top / path.parts[0] for path in inside), None)
 
 
+@cache  # what the digest is of is what travels
 def _environment() -> _Files:
     files = _files(Path(sys.prefix), _ENVIRONMENT)
     base = Path(sys.base_prefix)
@@ -175,7 +176,8 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
+            unfinished.open("xb", buffering=_SMALL) as output,  # few writes: each may take long
+            tarfile.TarFile(fileobj=output, mode="w", copybufsize=_SMALL) as tar,
             ThreadPool(_ASKED_AT_ONCE) as pool,
             ProgressBar(len(files), total, label=label, noun="files") as bar,
         ):

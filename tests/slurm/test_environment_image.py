@@ -124,7 +124,7 @@ def test_the_interpreter_below_travels(tmp_path: Path, monkeypatch: pytest.Monke
         (tmp_path / name).touch()
     monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
     monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
-    assert "base/bin/python3" in environment._environment()
+    assert "base/bin/python3" in environment._environment.__wrapped__()
 
 
 def test_an_archive_of_a_colleague_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,15 @@ A folder from which nothing is imported (headers, icons, web pages), and one of 
 it is: the copy has a link to it. Half of the files of an environment are in such folders.
 """
 
+import grp
 import io
 import os
+import pwd
 import stat
 import sys
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -39,12 +42,19 @@ SHELL = Path(__file__).with_suffix(".sh")
 _ENVIRONMENT, _BASE = "environment", "base"
 # No training imports them.
 _SELDOM = {"test", "tests", "idlelib", "tkinter", "ensurepip", "turtledemo"}
-_ASKED_AT_ONCE = 16  # folders of a slow file system
+_ASKED_AT_ONCE = 16  # folders and files of a slow file system
+_AHEAD, _SMALL = 256, 1 << 20  # files that are read before they are written, and bytes of each
 _PARTS = 8  # environment.sh starts so many processes
 _FILE_COST = 1 << 16  # bytes that are written in the time in which a file is created
 _BLOCK = 512  # of a tar
 
+_Item = tuple[str, tuple[Path, os.stat_result]]
 _Files = dict[str, tuple[Path, os.stat_result]]  # by the name in the archive
+_TYPES = {
+    stat.S_IFREG: tarfile.REGTYPE,
+    stat.S_IFDIR: tarfile.DIRTYPE,
+    stat.S_IFLNK: tarfile.SYMTYPE,
+}
 
 
 def image(output_dir: str | Path) -> Path:
@@ -78,13 +88,14 @@ def code_folder(output_dir: str | Path, pythonpath: Sequence[Path]) -> Path | No
     return next((top / path.parts[0] for path in inside), None)
 
 
+@cache  # what the digest is of is what travels
 def _environment() -> _Files:
     files = _files(Path(sys.prefix), _ENVIRONMENT)
     base = Path(sys.base_prefix)
     if base != Path(sys.prefix) and not base.is_relative_to("/usr"):
         files |= _files(base, _BASE)
     # What is imported, what Python asks of each package, and the programs.
-    needed = {f"{_ENVIRONMENT}/bin", _ENVIRONMENT, _BASE}
+    needed = {f"{_ENVIRONMENT}/bin", f"{_BASE}/bin", _ENVIRONMENT, _BASE}
     for name in files:
         folder, _, file = name.rpartition("/")
         is_code = file.endswith((".py", ".pyc")) or ".so" in file or folder.endswith(".dist-info")
@@ -104,50 +115,56 @@ def _digest() -> str:
 
 
 def _files(root: Path, name: str) -> _Files:
-    """Return what is below a folder that has this name in the archive."""
+    """Return what is below a folder that has this name in the archive; "" is a code snapshot."""
     found: _Files = {}
     folders = [(root, name)]
     with ThreadPool(_ASKED_AT_ONCE) as pool:
         while folders:
-            level, folders = pool.map(_entries, folders), []
+            level, folders = pool.map(partial(_entries, name), folders), []
             for each in level:
                 found |= each
                 folders += [(p, n) for n, (p, facts) in each.items() if stat.S_ISDIR(facts.st_mode)]
     return found
 
 
-def _entries(folder: tuple[Path, str]) -> _Files:
+def _entries(top: str, folder: tuple[Path, str]) -> _Files:
     path, inside = folder
     found = {}
     try:
         with os.scandir(path) as entries:
             for entry in entries:
                 name = f"{inside}/{entry.name}".lstrip("/")
-                if _travels(name):
-                    found[name] = Path(entry.path), entry.stat(follow_symlinks=False)
+                if top != _BASE or _travels(name):
+                    facts = entry.stat(follow_symlinks=False)
+                    if stat.S_IFMT(facts.st_mode) in _TYPES:  # nothing imports a socket
+                        found[name] = Path(entry.path), facts
     except OSError as error:
         raise _unreadable(error) from error
     return found
 
 
 def _travels(name: str) -> bool:
-    """Return whether a file or folder is looked at; of the Python below, only what it needs is."""
-    top, *parts = name.split("/")
-    if top != _BASE:
-        return True
-    kind, *inside = parts
+    """Return whether the Python below needs a file or folder."""
+    _, kind, *inside = name.split("/")
     if kind == "bin":
         return not inside or inside[0].startswith("python")
     if kind != "lib" or not inside:  # what compiles reads the headers, by a link
-        return kind == "lib" or parts == ["include"]
+        return kind == "lib" or (kind == "include" and not inside)
     return (inside[0].startswith("python") and "site-packages" not in inside[1:-1]) or (
         ".so" in inside[0]
     )
 
 
 def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
-    if path.exists():
-        path.touch()  # `gc` deletes what was not used for long
+    try:
+        os.utime(path)  # `gc` deletes what was not used for long
+    except FileNotFoundError:
+        pass
+    except PermissionError:
+        return  # a colleague's
+    except OSError as error:
+        raise _unreadable(error) from error
+    else:
         return
     files, unfinished = listed(), temporary(path)
     total = sum(facts.st_size for _, facts in files.values())
@@ -159,22 +176,25 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with (
-            tarfile.TarFile(unfinished, "x", copybufsize=1 << 20) as tar,
+            unfinished.open("xb", buffering=_SMALL) as output,  # few writes: each may take long
+            tarfile.TarFile(fileobj=output, mode="w", copybufsize=_SMALL) as tar,
+            ThreadPool(_ASKED_AT_ONCE) as pool,
             ProgressBar(len(files), total, label=label, noun="files") as bar,
         ):
             head = tarfile.TarInfo("parts")
             head.size = _BLOCK
             tar.addfile(head, io.BytesIO(bytes(_BLOCK)))
             begins.append(tar.offset)
-            for name, (full, facts) in order:
+            for (name, (full, facts)), content in _read_ahead(pool, order):
                 if name not in folders and cost >= part * (len(begins) - 1):
                     begins.append(tar.offset)
-                member = _member(tar, full, name, is_link=name not in folders)
-                if member.isreg():
+                member = _member(full, name, facts, is_link=name not in folders)
+                if member.isreg() and content is None:
                     with full.open("rb") as file:
+                        _check_size(full, facts, os.fstat(file.fileno()).st_size)
                         tar.addfile(member, file)
                 else:
-                    tar.addfile(member)
+                    tar.addfile(member, io.BytesIO(content or b""))
                 cost += (name not in folders) * (facts.st_size + _FILE_COST)
                 bar.advance(1, facts.st_size)
             begins.append(tar.offset)
@@ -188,19 +208,63 @@ def _pack(path: Path, listed: Callable[[], _Files], label: str) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _member(tar: tarfile.TarFile, full: Path, name: str, is_link: bool) -> tarfile.TarInfo:
-    """Return the head of a file, or of a folder, which may be a link to what stays."""
-    member = tar.gettarinfo(full, name)
-    member.uid = member.gid = 0
-    if member.isdir():
+def _read_ahead(pool: ThreadPool, order: list[_Item]) -> Iterator[tuple[_Item, bytes | None]]:
+    """Yield each file with what it holds, or None if it is large or no regular file."""
+    for begin in range(0, len(order), _AHEAD):
+        batch = order[begin : begin + _AHEAD]
+        yield from zip(batch, pool.map(_content, batch, chunksize=1), strict=True)
+
+
+def _content(item: _Item) -> bytes | None:
+    full, facts = item[1]
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size >= _SMALL:
+        return None
+    with full.open("rb", buffering=facts.st_size + 2) as file:  # one read, whatever a block is
+        content = file.read(facts.st_size + 1)
+    _check_size(full, facts, len(content))
+    return content
+
+
+def _check_size(full: Path, facts: os.stat_result, size: int) -> None:
+    if size != facts.st_size:
+        raise StorageError(
+            f"launch.environment=image: {full} changes while it is packed (it had "
+            f"{facts.st_size:,} bytes, now {size:,}): submit again when nothing is being installed"
+        )
+
+
+def _member(full: Path, name: str, facts: os.stat_result, is_link: bool) -> tarfile.TarInfo:
+    """Return the head of a file, or of a folder, which may be a link to what stays.
+
+    A hard link is a file of its own: the other name may be in another part.
+    """
+    member = tarfile.TarInfo(name)
+    member.mode, member.mtime = facts.st_mode, facts.st_mtime
+    member.type = _TYPES[stat.S_IFMT(facts.st_mode)]
+    member.uname, member.gname = _user_name(facts.st_uid), _group_name(facts.st_gid)
+    if member.isreg():
+        member.size = facts.st_size
+    elif member.isdir():
         member.mode |= stat.S_IRWXU  # another part may have files of it
         if is_link:
             member.type, member.linkname = tarfile.SYMTYPE, str(full)
-    elif member.issym():
+    else:
         member.linkname = _target(full, name)
-    elif member.islnk():  # it could be one into another part
-        member.type, member.size, member.linkname = tarfile.REGTYPE, full.stat().st_size, ""
     return member
+
+
+@cache
+def _user_name(uid: int) -> str:
+    with suppress(KeyError):
+        return pwd.getpwuid(uid)[0]
+    return ""
+
+
+@cache
+def _group_name(gid: int) -> str:
+    with suppress(KeyError):
+        return grp.getgrgid(gid)[0]
+    return ""
 
 
 def _target(link: Path, name: str) -> str:

@@ -53,23 +53,31 @@ fetch() {
     return "$code"
 }
 
-# A virtual environment names the folder of its Python.
+# A virtual environment names the folder of its Python. Code may have a folder `base` of its own.
 set_home() {
-    [[ ! -e $copy/base ]] || sed -i "s|^home = .*|home = $copy/base/bin|" "$copy/environment/pyvenv.cfg"
+    [[ ! -e $copy/base || ! -e $copy/environment/pyvenv.cfg ]] ||
+        sed -i "s|^home = .*|home = $copy/base/bin|" "$copy/environment/pyvenv.cfg"
 }
 
-# Remove copies that no process uses and that were not used for three days.
+# Remove copies that no process uses and that were not used for three days. `unpacked` goes first:
+# who is killed while the files go must not leave a copy that passes for whole.
 remove_old() {
     local old
     for old in "$here"/*.lock; do
-        [[ -z $(find "$old" -mtime +3) ]] || (flock --nonblock 6 && rm -rf "${old%.lock}" "${old%.lock}.failed" "$old"*) 6>>"$old"
+        [[ -z $(find "$old" -mtime +3) ]] || (
+            flock --nonblock 6 && rm -f "${old%.lock}/unpacked" &&
+                rm -rf "${old%.lock}" "${old%.lock}.failed" "$old"*
+        ) 6>>"$old"
     done
 }
 
 if own && unpack "$image" 8; then
     new=$copy/environment/bin/${python##*/}
-    if [[ -z $code ]]; then exec "$new" "$@"; fi
-    if unpack "${image%/*}/code-${code##*/}.tar" 9; then
+    if [[ ! -x $new ]]; then
+        echo "launch.environment=image: there is no program $new" >&2
+    elif [[ -z $code ]]; then
+        exec "$new" "$@"
+    elif unpack "${image%/*}/code-${code##*/}.tar" 9; then
         PYTHONPATH=${PYTHONPATH//"$code"/"$copy"} exec "$new" "$@"
     fi
 fi

@@ -64,7 +64,10 @@ def running(nodes: int = 4, *settings: str) -> Iterator[None]:
     ours = given and Path(given).parent.joinpath("cluster.json").exists()
     if ours and "PYTEST_XDIST_WORKER" not in os.environ:
         _ask(given)
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            if SETTING not in os.environ:  # the cluster itself knows its subnet
+                patch.setenv(SETTING, str(Path(given).parent))
+            yield
         return
     number, claim = claim_number()
     folder = f"/var/tmp/hpctrain-test-cluster-{number}"

@@ -12,6 +12,7 @@ import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from dev_cluster.command import Failure, wait_for
 
@@ -30,13 +31,16 @@ class Cluster:
     def __init__(self, setting: str) -> None:
         folder, _, subnet = setting.partition(":")
         expected = f"{SETTING}={setting}: expected FOLDER[:SUBNET]"
+        # The kernel limits the paths of sockets to 107 characters; the longest in the folder is
+        # /spool/node64/node64_99999.4294967291.
+        plain = re.fullmatch(r"/[\w./-]{1,69}", folder)
+        if plain and not subnet:
+            subnet = self._kept(Path(folder)).get("subnet", "")
         try:
             self.net = ipaddress.IPv4Network(subnet or DEFAULT.partition(":")[2])
         except ValueError as error:
             raise Failure(f"{expected}: {error}", 2) from None
-        # The kernel limits the paths of sockets to 107 characters; the longest in the folder is
-        # /spool/node64/node64_99999.4294967291.
-        if not re.fullmatch(r"/[\w./-]{1,69}", folder) or self.net.prefixlen > 24:
+        if not plain or self.net.prefixlen > 24:
             raise Failure(f"{expected}: a plain absolute path, at most 70 long; /24 or more", 2)
         self.folder = Path(os.path.realpath(folder))  # the kernel names mounts by real paths
         self.conf = self.folder / "slurm.conf"
@@ -46,10 +50,15 @@ class Cluster:
     @property
     def nodes(self) -> list[str]:
         """The names of the nodes; none if there is no cluster."""
-        with contextlib.suppress(FileNotFoundError):
-            count: int = json.loads((self.folder / "cluster.json").read_text())["nodes"]
-            return [f"node{i + 1}" for i in range(count)]
-        return []
+        return [f"node{i + 1}" for i in range(self._kept(self.folder).get("nodes", 0))]
+
+    @staticmethod
+    def _kept(folder: Path) -> dict[str, Any]:
+        """Return what `up` has written of the cluster of a folder; nothing if there is none."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            kept: dict[str, Any] = json.loads((folder / "cluster.json").read_text())
+            return kept
+        return {}
 
     def node(self, name: str) -> str:
         """Return `name` if it is the name of a node, or raise Failure."""

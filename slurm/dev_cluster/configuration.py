@@ -77,7 +77,8 @@ def write(cluster: Cluster, count: int, settings: list[str]) -> None:
         if not given or not re.fullmatch(r"[A-Za-z]+", key) or "\n" in setting:
             raise Failure(f"--set {setting}: KEY=VALUE, a line of slurm.conf", 2)
     cluster.folder.mkdir(mode=0o755, exist_ok=True)
-    (cluster.folder / "cluster.json").write_text(json.dumps({"nodes": count}))
+    kept = {"nodes": count, "subnet": str(cluster.net)}
+    (cluster.folder / "cluster.json").write_text(json.dumps(kept))
     hosts = ["head", *cluster.nodes]
     names = ["net", "log", "run", "state", "spool", "scratch", "dev", "munge", "mariadb"]
     for name in [*names, *(f"nodes/{host}" for host in hosts)]:

@@ -72,3 +72,5 @@ def test_how_many_calls_of_sbatch_the_chains_of_a_sweep_take(
     assert said(3, 1000).startswith("it cancels3,000 calls of sbatch, one for each run and link")
     assert said(3, 3) == "it cancels"
     assert said(None, 1000) == ""
+    RunDir(tmp_path).update(state="finished")
+    assert said(3, 1000) == "it cancels"

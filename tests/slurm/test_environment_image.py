@@ -47,6 +47,8 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (installed / "package" / kind / file).write_text("known = 42")
     (folder / "code/abc/project").mkdir(parents=True)
     (folder / "code/abc/project/moved.py").write_text("")
+    (folder / "code/abc/base/src").mkdir(parents=True)  # a project may have this name, too
+    (folder / "code/abc/base/src/data.txt").write_text("")
     script = PACK.format(path=[str(HERE), *(p for p in sys.path if p.endswith("site-packages"))])
     subprocess.run([folder / "env/bin/python", "-c", script], cwd=folder, check=True)
     return folder
@@ -112,6 +114,26 @@ def test_all_that_a_rank_imports_is_on_the_node(packed: Path, tmp_path: Path) ->
     assert err == ""
     assert all(path.startswith(f"{tmp_path}/hpctrain-") for path in out.split()), out
     assert not (packed / "env").samefile(out.split()[0])
+    (code,) = (path for path in copies(tmp_path) if path.name.startswith("code-"))
+    assert (code / "base/src/data.txt").exists()
+
+
+def test_the_interpreter_below_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("env/pyvenv.cfg", "base/bin/python3", "base/lib/python3.11/os.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / "env"))
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path / "base"))
+    assert "base/bin/python3" in environment._environment.__wrapped__()
+
+
+def test_an_archive_of_a_colleague_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def utime(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "utime", utime)
+    environment.write(tmp_path / "1.tar", None)
+    assert not (tmp_path / "1.tar").exists()
 
 
 def test_what_nobody_imports_stays_and_is_there_by_a_link(packed: Path, tmp_path: Path) -> None:
@@ -157,6 +179,14 @@ def test_a_copy_that_a_killed_rank_has_left_is_made_again(packed: Path, tmp_path
     out, err = start(packed, tmp_path).communicate()
     assert err == ""
     assert str(environment) in out
+
+
+def test_a_copy_without_its_python_is_not_used(packed: Path, tmp_path: Path) -> None:
+    start(packed, tmp_path).communicate()
+    next(tmp_path.glob("hpctrain-*/*/environment/bin/python")).unlink()
+    out, err = start(packed, tmp_path).communicate()
+    assert out.startswith(str(packed / "env"))
+    assert "there is no program" in err
 
 
 def test_old_copies_leave_unless_a_process_uses_them(packed: Path, tmp_path: Path) -> None:

@@ -45,7 +45,8 @@ class NodeKind:
 
 def kinds() -> list[NodeKind]:
     """Return the kinds of nodes of each partition; no answer is an UnreachableError."""
-    answer = ask("sinfo", "--noheader", "--exact", f"--format={_SINFO}", quiet=True)
+    words = ("--noheader", "--exact", "--noconvert", f"--format={_SINFO}")  # 1024 CPUs, not 1K
+    answer = ask("sinfo", *words, quiet=True)
     if answer is None:
         raise UnreachableError(NO_CONTROLLER)
     return [*_kinds(answer)]

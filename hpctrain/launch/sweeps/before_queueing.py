@@ -36,18 +36,24 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         asked = {(each.site.partition, each.launch.time_min): each.launch for each in configs}
         beyond = (beyond_partition(launch, partition) for (partition, _), launch in asked.items())
         yield from filter(None, dict.fromkeys(beyond))
-        places: dict[tuple[str | None, str | None, int | None], list[Config]] = {}
-        for each in configs:
+        places: dict[tuple[str | None, str | None, int | None], list[Entry]] = {}
+        for entry in entries:
+            each = entry.config
             place = each.site.partition, each.site.qos, each.launch.chain
-            places.setdefault(place, []).append(each)
-        roads = [(road(all_[0].site, all_[0].launch.chain), len(all_)) for all_ in places.values()]
+            places.setdefault(place, []).append(entry)
+        configs_of = ((all_[0].config, all_) for all_ in places.values())
+        roads = [(road(each.site, each.launch.chain), all_) for each, all_ in configs_of]
         yield from dict.fromkeys(way.why for way, _ in roads if way.name not in ("", "requeue"))
-        calls = sum(way.jobs * count for way, count in roads if way.jobs > 1)
+        calls = sum(way.jobs * sum(map(_is_due, all_)) for way, all_ in roads if way.jobs > 1)
         if calls > _MANY_CALLS:
             yield (
                 f"{calls:,} calls of sbatch, one for each run and link of a chain: where a site "
                 "takes few a minute, give fewer runs at a time, or launch.chain=1"
             )
+
+
+def _is_due(entry: Entry) -> bool:
+    return entry.config.launch.rerun == "all" or entry.run.read().state != "finished"
 
 
 def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> None:

@@ -48,10 +48,7 @@ COMMANDS = {
 }
 # An option that makes another command of it, wherever it stands: the module gets the others.
 FORMS = {
-    "status": {
-        "--live": "hpctrain.insight.report.live",
-        "--upload": "hpctrain.commands.sync",
-    },
+    "status": {"--live": "hpctrain.insight.report.live", "--upload": "hpctrain.commands.sync"},
     "resume": {"--branch": "hpctrain.results.commands.branch"},
     "predict": {"--prompt": "hpctrain.results.commands.generate"},
     "report": {"--plot": "hpctrain.insight.report.plot_command"},

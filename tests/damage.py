@@ -254,10 +254,7 @@ def commands(house: Path, damaged_file: Path) -> list[list[str]]:
     one, other = str(house / "runs" / rest[0]), str(house / "runs" / "other")
     every = [
         *(["status", runs], ["status", one], ["logs", one], ["cancel", one], ["cancel", "--all"]),
-        *(
-            ["gc", "--dir", runs, "--delete"],
-            ["report", one],
-        ),
+        *(["gc", "--dir", runs, "--delete"], ["report", one]),
         *(["report", runs, "--html", f"{runs}/out.html"], ["report", "--compare", one, other]),
         *(["status", "--live", one, "--once"], ["report", "--plot", one]),
         *(["resume", "--branch", one, "seed=9"], ["status", "--upload", one]),

@@ -101,10 +101,7 @@ READ_AT_START = (
 # Commands of hpctrain that import torch, as a training does.
 TRAINING = ("run", "resume", "evaluate", "predict", "export", "plan")
 # With these, importing mlflow starts no thread.
-ONE_THREAD = {
-    "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
+ONE_THREAD = {"JE_ARROW_MALLOC_CONF": "background_thread:false", "MLFLOW_DISABLE_TELEMETRY": "true"}
 # Modules that use MLflow, or start another one that does.
 UPLOADERS = (
     *("hpctrain.tracking.uploading.uploader", "tests.tracking.sync_runs"),

@@ -36,12 +36,7 @@ LONGEST = (
     "test_a_debugger_at_the_error_of_a_run_and_at_its_first_step",
     *("test_runs_and_functions_are_jobs_of_submitit", "test_three_runs_share_a_whole_node"),
     "test_failed_runs_keep_their_code_unless_todays_is_asked_for",
-    *(
-        "parallel/test_parity.py",
-        "test_docs.py",
-        "job/test_train.py",
-        "tests/test_secrets.py",
-    ),
+    *("parallel/test_parity.py", "test_docs.py", "job/test_train.py", "tests/test_secrets.py"),
     *("tracking/test_tracking_server.py", "tracking/test_uploader.py", "launch/test_sweepers.py"),
     "parallel/test_checkpoints.py",
     *("commands/test_status.py", "job/test_environment.py", "data/test_reader.py"),

@@ -169,11 +169,7 @@ def _call(place: tuple[int, int, str, float], work: bytes) -> Any:
     torch.manual_seed(0)
     store = distributed.FileStore(rendezvous, count)
     distributed.init_process_group(
-        "gloo",
-        store=store,
-        rank=number,
-        world_size=count,
-        timeout=timedelta(seconds=timeout),
+        "gloo", store=store, rank=number, world_size=count, timeout=timedelta(seconds=timeout)
     )
     # If a rank ended before another one is connected, the other one would fail too.
     store.add("connected", 1)

@@ -28,13 +28,7 @@ def test_the_version_is_ours_and_not_hydras(
     assert capsys.readouterr().out == f"hpctrain {hpctrain.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    ("word", "hint"),
-    [
-        ("statsu", "did you mean status? "),
-        ("xyzzy", ""),
-    ],
-)
+@pytest.mark.parametrize(("word", "hint"), [("statsu", "did you mean status? "), ("xyzzy", "")])
 def test_a_word_for_a_command_that_has_another_name(word: str, hint: str) -> None:
     with pytest.raises(ConfigError) as caught:
         cli._dispatch([word])

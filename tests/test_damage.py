@@ -52,8 +52,7 @@ def house(
 
 
 @pytest.mark.parametrize(
-    ("seed", "number"),
-    [pytest.param(n, 150, marks=pytest.mark.slow) for n in range(9)],
+    ("seed", "number"), [pytest.param(n, 150, marks=pytest.mark.slow) for n in range(9)]
 )
 def test_no_command_breaks_or_hangs(
     house: Path, tmp_path: Path, seed: int, number: int, monkeypatch: pytest.MonkeyPatch

@@ -114,10 +114,7 @@ def commands(page: Path) -> list[str]:
 
 @pytest.fixture
 def folder(
-    request: pytest.FixtureRequest,
-    digits: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Path]:
     """A folder with the files that a page names, which is the current one."""
     monkeypatch.chdir(tmp_path)

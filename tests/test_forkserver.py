@@ -51,11 +51,7 @@ def write(folder: Path, name: str, program: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("options", "env"),
-    [
-        ([], {}),
-        (["-u", "-P"], {"PYTHONPATH": "HERE:/none:"}),
-    ],
+    ("options", "env"), [([], {}), (["-u", "-P"], {"PYTHONPATH": "HERE:/none:"})]
 )
 def test_a_fork_sees_what_a_new_process_sees(
     tmp_path: Path, options: list[str], env: dict[str, str]

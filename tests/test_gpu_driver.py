@@ -46,8 +46,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("version", "text"),
-    [("535.129.03", CLOSED), ("580.65.06", OPEN.replace("{}", "x86_64  {}"))],
+    ("version", "text"), [("535.129.03", CLOSED), ("580.65.06", OPEN.replace("{}", "x86_64  {}"))]
 )
 def test_the_version_of_both_kernel_modules_of_nvidia(host: Host, version: str, text: str) -> None:
     """The open one is that of all GPUs since Blackwell, and of GH200."""

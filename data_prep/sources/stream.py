@@ -80,12 +80,7 @@ class Stream(InputSource):
         if len(samples):
             yield samples.take()
 
-    def with_fields(
-        self,
-        options: Options,
-        variable: Sequence[str],
-        none: str,
-    ) -> Self:
+    def with_fields(self, options: Options, variable: Sequence[str], none: str) -> Self:
         """Return the source with the schema of its first sample that can be used.
 
         The first axis of the `variable` fields varies in length. `none` begins the message if there

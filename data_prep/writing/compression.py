@@ -53,11 +53,7 @@ class Compression:
 
     def as_json(self) -> dict[str, Any]:
         """Return what the provenance has of it."""
-        return {
-            "codec": self.codec,
-            "level": CODECS[self.codec],
-            "chunk_bytes": self.chunk_bytes,
-        }
+        return {"codec": self.codec, "level": CODECS[self.codec], "chunk_bytes": self.chunk_bytes}
 
     def check(self, fields: Mapping[str, Field]) -> None:
         """Check that a sample (an element, if the length varies) of a field fits into a chunk."""

@@ -65,10 +65,7 @@ def finalize(job: Conversion) -> Index:
         statistics=statistics_of(result.moments for result in results),
         provenance={
             **plan.provenance,
-            "left_out": {
-                "unusable": len(problems),
-                **skipped,
-            },
+            "left_out": {"unusable": len(problems), **skipped},
             **({BESIDE: beside} if beside else {}),
         },
         categories=plan.categories,

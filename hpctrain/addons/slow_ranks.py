@@ -135,9 +135,7 @@ class SlowRanks:
 
 
 def slowest(
-    own_s: Sequence[float],
-    trained_s: float,
-    stage: int,
+    own_s: Sequence[float], trained_s: float, stage: int
 ) -> tuple[int, float, float] | None:
     """Return a rank whose own time is much longer, how many times, and the seconds that it costs.
 

@@ -135,9 +135,7 @@ _URL_SAFE = str.maketrans("+/", "-_")
 
 
 def reference(
-    text: str,
-    keep: Callable[[str], str] = str,
-    values: Mapping[str, str] | None = None,
+    text: str, keep: Callable[[str], str] = str, values: Mapping[str, str] | None = None
 ) -> str:
     """Return the text with `${oc.env:NAME}` for every secret. OmegaConf resolves it when reading.
 

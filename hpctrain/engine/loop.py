@@ -22,12 +22,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes, nodes_problem, parts_o
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
-from hpctrain.engine.building.build_steps import (
-    Around,
-    notes_of,
-    parts_of_user,
-    patience_of,
-)
+from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel

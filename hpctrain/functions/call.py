@@ -12,13 +12,7 @@ from hpctrain.base.secrets import mask
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.job import compile_cache
 from hpctrain.errors import ConfigError
-from hpctrain.functions.function_call import (
-    Call,
-    encode,
-    read_results,
-    result_file,
-    write_result,
-)
+from hpctrain.functions.function_call import Call, encode, read_results, result_file, write_result
 
 _LONGEST_WAIT_S = 600.0  # until rank 0 has started
 

@@ -27,9 +27,7 @@ def values_of(runs: Sequence[Sequence[str]]) -> list[list[str]]:
     return [[secrets.mask(text) for text in run if text not in common] for run in runs]
 
 
-def distinguishing(
-    runs: Sequence[tuple[Mapping[str, Any], Sequence[str]]],
-) -> list[dict[str, str]]:
+def distinguishing(runs: Sequence[tuple[Mapping[str, Any], Sequence[str]]]) -> list[dict[str, str]]:
     """Return what distinguishes runs, by key, whoever has started them, and in whatever sweeps.
 
     A choice such as `optimizer=sgd` stands for all the keys that differ because of it. A run is its

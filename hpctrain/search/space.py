@@ -55,11 +55,7 @@ def check_keys(keys: Iterable[str], rungs: bool) -> None:
 
 def distribution(override: Override) -> BaseDistribution:
     """Return Optuna's distribution of a searched key; a sweep that has none is a ConfigError."""
-    from optuna.distributions import (
-        CategoricalDistribution,
-        FloatDistribution,
-        IntDistribution,
-    )
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     sweep: Any = override.value()
     try:

@@ -53,10 +53,7 @@ def updates(parameters: Iterable[torch.nn.Parameter]) -> Callable[[], None]:
 
 
 def medians(
-    made: Mapping[str, Step],
-    rows: int,
-    rounds: int,
-    after: Callable[[], object] = lambda: None,
+    made: Mapping[str, Step], rows: int, rounds: int, after: Callable[[], object] = lambda: None
 ) -> dict[str, float]:
     """Return the median seconds of a step by name, on batches of `rows` samples.
 

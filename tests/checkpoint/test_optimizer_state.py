@@ -16,15 +16,7 @@ from tests.parallel.parity import Cell, build, whole
 from tests.parallel.parity import checkpointer as checkpointer_of
 from tests.ranks import run_ranks
 from tests.steps import ALONE, alone, batch, make, weights
-from tests.training.optimizers import (
-    Counted,
-    Early,
-    Lion,
-    Nested,
-    Prodigy,
-    RowWise,
-    ScheduleFree,
-)
+from tests.training.optimizers import Counted, Early, Lion, Nested, Prodigy, RowWise, ScheduleFree
 
 Made = Callable[[Any], torch.optim.Optimizer]
 OWN: dict[str, Made] = {

@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from hpctrain.engine.checkpoint.saving import shared_memory
-from hpctrain.engine.checkpoint.saving.shared_memory import (
-    SharedMemory,
-    end_of,
-    places,
-    sampled,
-)
+from hpctrain.engine.checkpoint.saving.shared_memory import SharedMemory, end_of, places, sampled
 
 MIB = 1 << 20
 

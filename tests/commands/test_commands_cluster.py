@@ -68,10 +68,7 @@ def hurry(run: Path) -> None:
 
 
 def test_from_the_queue_to_the_end(
-    train: Train,
-    tmp_path: Path,
-    no_accounting: dict[str, str],
-    paced: Paced,
+    train: Train, tmp_path: Path, no_accounting: dict[str, str], paced: Paced
 ) -> None:
     folder = tmp_path / "runs"
     shape = ("site.partition=preemptible", "launch.max_running=1")

@@ -8,14 +8,7 @@ from hpctrain.commands import gc
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search.trials import SearchFile
 from tests.conftest import run_module
-from tests.made_runs import (
-    ATTEMPT,
-    SAVED,
-    SUBMITTED,
-    make_checkpoint,
-    make_run,
-    old,
-)
+from tests.made_runs import ATTEMPT, SAVED, SUBMITTED, make_checkpoint, make_run, old
 
 
 def found(folder: Path) -> set[tuple[str, str]]:

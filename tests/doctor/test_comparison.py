@@ -79,11 +79,7 @@ def test_nodes_that_are_meant_to_differ() -> None:
     ]
     plain, weighted, several = Config(), Config(), Config()
     weighted.parallel.weights, several.site.partition = [2, 1], "a100,h100"
-    assert [expected_of(each).mixed for each in (plain, weighted, several)] == [
-        False,
-        True,
-        True,
-    ]
+    assert [expected_of(each).mixed for each in (plain, weighted, several)] == [False, True, True]
 
 
 def test_what_is_usual_among_equal_gpus() -> None:

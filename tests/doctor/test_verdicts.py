@@ -17,12 +17,7 @@ from hpctrain.base.units import GIB, MIB
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor import comparison
-from hpctrain.insight.doctor.checks import (
-    file_systems,
-    gpu_health,
-    limits,
-    network,
-)
+from hpctrain.insight.doctor.checks import file_systems, gpu_health, limits, network
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe, probe
 from hpctrain.insight.monitor.nvidia import Nvidia
@@ -100,18 +95,12 @@ ROWS: dict[str, tuple[str, Callable[[Path], list[Finding]]]] = {
             *of_gpus(power_w=350.0),
         ],
     ),
-    "ECC": (
-        "pfww",
-        of("ECC", (3, 0), (0, 1), (20_000, 0), (None, None)),
-    ),
+    "ECC": ("pfww", of("ECC", (3, 0), (0, 1), (20_000, 0), (None, None))),
     "retired memory": (
         "pwf",
         of("retired memory", *(("1 row", *each) for each in ((0, 0), (1, 0), (0, 1)))),
     ),
-    "throttling": (
-        "pfw",
-        of("throttling", ([], []), (["heat"], []), ([], ["heat"])),
-    ),
+    "throttling": ("pfw", of("throttling", ([], []), (["heat"], []), ([], ["heat"]))),
     "other processes": (
         "pwf",
         of("other processes", *(({}, n * GIB, 80 * GIB) for n in (1, 9, 60))),

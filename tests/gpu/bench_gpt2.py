@@ -101,10 +101,7 @@ def built(
 
 
 def ours(
-    model: ParallelModel,
-    optimizer: torch.optim.Optimizer,
-    batch: Batch,
-    task: Task | None = None,
+    model: ParallelModel, optimizer: torch.optim.Optimizer, batch: Batch, task: Task | None = None
 ) -> Callable[[], Any]:
     """Return a step, and what a run does after it: it reads the numbers of the step before."""
     step = step_of(model, task or LanguageModel(), optimizer, clip_norm=CLIP)

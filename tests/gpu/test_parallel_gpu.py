@@ -178,8 +178,7 @@ def test_offload_leaves_the_gpu_empty_between_steps() -> None:
 
 
 @pytest.mark.skipif(
-    torch.cuda.is_available() and not can("fp8", CUDA),
-    reason="there is no CUDA device with fp8",
+    torch.cuda.is_available() and not can("fp8", CUDA), reason="there is no CUDA device with fp8"
 )
 def test_losses_of_fp8() -> None:
     pytest.importorskip("torchao", reason="torchao is needed")

@@ -79,12 +79,7 @@ def test_a_sweep_of_two_jobs_of_two_nodes(
 
     alone = tmp_path / "alone"
     for lr in ("1e-3", "3e-3"):
-        train(
-            *size,
-            f"optimizer.lr={lr}",
-            "tracking.upload=false",
-            f"output_dir={alone}",
-        )
+        train(*size, f"optimizer.lr={lr}", "tracking.upload=false", f"output_dir={alone}")
     for run in runs(folder):
         record, single = run_json(run), run_json(alone / run.name)
         assert record["state"] == "finished"

@@ -51,11 +51,7 @@ SETTINGS = (
     "network.debug=WARN",
     *("+site.env.PYTORCH_ALLOC_CONF=expandable_segments:True", "+site.env.MINE=yes"),
 )
-EXPECTED = {
-    "NCCL_DEBUG": "WARN",
-    "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    "MINE": "yes",
-}
+EXPECTED = {"NCCL_DEBUG": "WARN", "PYTORCH_ALLOC_CONF": "expandable_segments:True", "MINE": "yes"}
 SHORT = ("train.max_steps=2", "tracking=off", "launch.snapshot=off")
 
 

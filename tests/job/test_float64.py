@@ -66,10 +66,7 @@ def test_a_model_of_float64_is_refused_by_name_in_another_format(own: Path, trai
 
 
 def test_a_run_in_float64_is_that_of_one_process_to_its_end(own: Path, train: Train) -> None:
-    layouts = (
-        (1, "one", ()),
-        (2, "two", ("parallel=zero3", "parallel.blocks=[Sequential]")),
-    )
+    layouts = ((1, "one", ()), (2, "two", ("parallel=zero3", "parallel.blocks=[Sequential]")))
     for ranks, name, keys in layouts:
         given = (*OWN, *QUIET, *keys, SCALED, f"name={name}", "precision=fp64")
         train(*given, ranks=ranks, PYTHONPATH=str(own))

@@ -13,15 +13,7 @@ import pytest
 import torch
 
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, newest_healthy
-from tests.conftest import (
-    Completed,
-    journal_metrics,
-    only_run,
-    run_json,
-    run_module,
-    runs,
-    shared,
-)
+from tests.conftest import Completed, journal_metrics, only_run, run_json, run_module, runs, shared
 from tests.made_runs import status_json
 
 SAMPLES = 128  # of a step

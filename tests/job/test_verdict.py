@@ -420,8 +420,7 @@ def test_the_memory_of_a_host_is_told_by_the_group_of_the_job(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("hosts", "faulty", "bad"),
-    [(N2, False, []), (N2, True, ["n2"]), (("n2", "n3"), False, ["n2"])],
+    ("hosts", "faulty", "bad"), [(N2, False, []), (N2, True, ["n2"]), (("n2", "n3"), False, ["n2"])]
 )
 def test_the_node_of_a_gpu_that_is_lost_is_excluded(
     hosts: tuple[str, ...],

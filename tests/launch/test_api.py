@@ -150,9 +150,7 @@ def test_a_call_expands_and_refuses_as_the_command_line(where: list[str], tmp_pa
 
 
 def test_a_function_runs_here_without_a_cluster(
-    where: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    where: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (
         "import os\n"

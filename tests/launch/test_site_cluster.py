@@ -110,11 +110,7 @@ def test_slurm_takes_every_site(file: Path, tmp_path: Path) -> None:
     ],
 )
 def test_every_rank_sees_the_right_gpus(
-    train: Train,
-    tmp_path: Path,
-    ranks: Callable[[], dict[int, Any]],
-    option: str,
-    mask: str | None,
+    train: Train, tmp_path: Path, ranks: Callable[[], dict[int, Any]], option: str, mask: str | None
 ) -> None:
     shape = ["launch.nodes=2", "launch.tasks_per_node=2", "launch.gpus_per_node=2"]
     shape += ["+site.sbatch.exclusive=true"] if option in ("srun", "none") else []

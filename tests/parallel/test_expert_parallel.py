@@ -236,10 +236,7 @@ def test_a_model_without_experts() -> None:
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"train.compression.kind": "powersgd"},
-        {"train.activation_checkpointing": "selective"},
-    ],
+    [{"train.compression.kind": "powersgd"}, {"train.activation_checkpointing": "selective"}],
 )
 def test_what_does_not_go_with_it(given: dict[str, Any]) -> None:
     with pytest.raises(AssertionError, match=f"{next(iter(given))}=.* with parallel.ep=2"):

@@ -70,10 +70,7 @@ def test_by_class_names() -> None:
 
 def test_what_cannot_be_found_is_named() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Conv1d(2, 2, 1))
-    with pytest.raises(
-        ConfigError,
-        match=r"\(parallel\.blocks\); it has Linear, Conv1d",
-    ):
+    with pytest.raises(ConfigError, match=r"\(parallel\.blocks\); it has Linear, Conv1d"):
         find_blocks(model, [])
     with pytest.raises(ConfigError, match=r"\(parallel\.blocks\); it has Linear$"):
         find_blocks(nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), [])

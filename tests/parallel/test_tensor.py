@@ -15,15 +15,7 @@ from hpctrain.models import MLP, Transformer
 from hpctrain.tasks import Classification, LanguageModel
 from tests.bounds import EXACT, within
 from tests.parallel import parity
-from tests.parallel.parity import (
-    Cell,
-    Cells,
-    Result,
-    build,
-    check_equal,
-    difference,
-    reference,
-)
+from tests.parallel.parity import Cell, Cells, Result, build, check_equal, difference, reference
 from tests.ranks import run_ranks
 
 SHARD = {"parallel.dp_replicate": 1, "parallel.dp_shard": -1, "train.accumulate": 2}

@@ -24,10 +24,7 @@ def test_the_default_sets_nothing() -> None:
 
 def test_every_key_has_its_variable() -> None:
     network = NetworkConfig(interface="ib0,ib1", infiniband="mlx5_0", debug="WARN")
-    config = Config(
-        network=network,
-        site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}),
-    )
+    config = Config(network=network, site=SiteConfig(env={"NCCL_IB_GID_INDEX": "3"}))
     environment: dict[str, str] = {}
     assert exported(config, environment) == []
     assert environment == {

@@ -31,13 +31,7 @@ def metrics(attempt: int, at: float, step: int, **values: Any) -> dict[str, Any]
 def spent(attempt: int, at: float, step: int, **seconds: float) -> dict[str, Any]:
     """Return a record of where time went."""
     parts = dict.fromkeys(PARTS, 0.0) | seconds
-    return {
-        "kind": "time",
-        "attempt": attempt,
-        "time": BEGIN + at,
-        "step": step,
-        "seconds": parts,
-    }
+    return {"kind": "time", "attempt": attempt, "time": BEGIN + at, "step": step, "seconds": parts}
 
 
 def attempt(begin: float, end: float | None = None, **facts: Any) -> dict[str, Any]:

@@ -145,10 +145,7 @@ def test_without_records_of_time_nothing_is_guessed(tmp_path: Path) -> None:
 
 def test_a_run_in_progress_is_shown_as_of_now(tmp_path: Path) -> None:
     run = write_run(
-        tmp_path / "run",
-        [attempt(0)],
-        [spent(1, 60, 10, startup=10, compute=50)],
-        state="running",
+        tmp_path / "run", [attempt(0)], [spent(1, 60, 10, startup=10, compute=50)], state="running"
     )
     (run / "progress.json").write_text(
         json.dumps({"time": BEGIN + 99, "step": 19, "stepped": BEGIN + 98, "max_steps": 30})

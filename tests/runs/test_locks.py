@@ -16,9 +16,7 @@ from hpctrain.cluster.ranks import epochs, leaving
 from hpctrain.errors import StorageError, TrackingError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.store import check_store
-from tests.made_runs import (
-    make_run,
-)
+from tests.made_runs import make_run
 
 
 def test_looking_at_the_lock_takes_nothing(tmp_path: Path) -> None:

@@ -11,10 +11,7 @@ from hpctrain.commands import logs as logs_module
 from hpctrain.commands import status as status_module
 from hpctrain.commands.select import are_folders, one_run, select
 from hpctrain.errors import ConfigError, StorageError
-from tests.made_runs import (
-    make_run,
-    make_sweep,
-)
+from tests.made_runs import make_run, make_sweep
 
 
 def test_which_runs_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

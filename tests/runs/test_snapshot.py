@@ -156,11 +156,7 @@ def test_no_secret_of_a_working_tree_is_written_down(
 ) -> None:
     """A private file stays private, and a secret in a tracked file is not in the patch."""
     monkeypatch.setenv("MY_API_TOKEN", "tok-4f9a2c71e8")
-    tracked = {
-        ".env": "X=tracked-secret",
-        "pkg/login.py": "",
-        "pkg/site.yaml": "user: me\n",
-    }
+    tracked = {".env": "X=tracked-secret", "pkg/login.py": "", "pkg/site.yaml": "user: me\n"}
     for name, text in tracked.items():
         (project / name).write_text(text)
     commit(project)

@@ -8,13 +8,7 @@ from hpctrain.errors import ConfigError
 from hpctrain.search.settings import SearchSettings
 from hpctrain.search.space import check_keys
 
-GIVEN = {
-    "direction": "minimize",
-    "n_trials": 9,
-    "n_jobs": 2,
-    "sampler": {},
-    "study_name": None,
-}
+GIVEN = {"direction": "minimize", "n_trials": 9, "n_jobs": 2, "sampler": {}, "study_name": None}
 
 
 def settings(max_steps: int | None = 8000, **given: Any) -> SearchSettings:

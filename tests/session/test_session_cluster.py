@@ -81,10 +81,7 @@ def test_a_sweep_is_an_array_with_the_code_of_its_submission(gan: Gan, tmp_path:
     sweep = ("loop.z=16,32", "train.max_steps=20", "metric=train/d_loss")
     module = tmp_path / "own" / "gan.py"
     for wrong, said in (
-        (
-            "loop=nothere",
-            "loop=nothere: no such choice; there are: foreign, gan, ",
-        ),
+        ("loop=nothere", "loop=nothere: no such choice; there are: foreign, gan, "),
         ("loop._target_=my.missing.name", "loop._target_=my.missing.name: no package 'my' here"),
         ("loop._target_=gan.tran", "gan has no 'tran'"),
         ("+loop.zz=1", "loop.zz=1: gan.train has no argument zz"),

@@ -60,12 +60,7 @@ def test_an_expedited_job_that_fails_for_good_is_not_held(tmp_path: Path) -> Non
             {"requeue": "expedite"},
             r"requeue=expedite: it needs Slurm 25\.11 or newer, and this is slurm-wlm 22\.05\.8",
         ),
-        (
-            "slurm 25.11.4",
-            ALLOWED,
-            {"mem-update": "20@30"},
-            r"20@30: it needs .* 26\.05",
-        ),
+        ("slurm 25.11.4", ALLOWED, {"mem-update": "20@30"}, r"20@30: it needs .* 26\.05"),
         ("slurm 26.05.5", ALLOWED, {"srun": ("--async",)}, "site.srun: --async: srun would return"),
     ],
 )

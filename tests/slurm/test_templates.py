@@ -340,9 +340,7 @@ def test_container(digits: Path, here: Path, paced: Paced) -> None:
     log = here.parent / "apptainer.log"
     (here / "my image.sif").write_text("an image")
     fake = FAKE_APPTAINER.format(
-        log=log,
-        path=Path(sys.executable).parent,
-        pythonpath=os.environ.get("PYTHONPATH", ""),
+        log=log, path=Path(sys.executable).parent, pythonpath=os.environ.get("PYTHONPATH", "")
     )
     folder = script(here.parent / "bin" / "apptainer", fake).parent
     path = {"PATH": f"{folder}:{os.environ['PATH']}"}

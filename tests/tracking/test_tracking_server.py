@@ -63,10 +63,7 @@ def test_a_server_killed_in_the_middle_loses_nothing(
     ]
     assert rows(
         "SELECT key, value, is_nan FROM latest_metrics WHERE key IN ('inf', 'nan') ORDER BY key"
-    ) == [
-        ("inf", 1.7976931348623157e308, 0),
-        ("nan", 0, 1),
-    ]
+    ) == [("inf", 1.7976931348623157e308, 0), ("nan", 0, 1)]
     power = "SELECT sum(value) FROM metrics WHERE key = 'system/n01/gpu_3_power_usage_watts'"
     assert rows(power) == [(sum(range(0, 900, 10)),)]
     assert rows("SELECT value FROM params WHERE key = 'empty'") == [("",)]

@@ -14,12 +14,7 @@ from hpctrain.commands.sync import sync
 from hpctrain.config.schema.watching import TrackingConfig
 from hpctrain.errors import TrackingError
 from hpctrain.insight.doctor.login import mlflow_store
-from hpctrain.tracking.store import (
-    beside,
-    check_store,
-    check_uri,
-    resolve_uri,
-)
+from hpctrain.tracking.store import beside, check_store, check_uri, resolve_uri
 from tests.tracking.new_tracker import new_tracker
 from tests.tracking.token_proxy import TOKEN, TokenProxy
 

@@ -272,8 +272,7 @@ def test_a_base_that_has_the_shared_weight_under_the_name_of_the_head(
 
 
 @pytest.mark.parametrize(
-    "match",
-    [pytest.param(["fc"], marks=pytest.mark.slow), ["*fc", "deep.1.0"]],
+    "match", [pytest.param(["fc"], marks=pytest.mark.slow), ["*fc", "deep.1.0"]]
 )
 @pytest.mark.parametrize("tied", [False, True])
 def test_odd_models_are_read_by_peft(match: list[str], tied: bool, tmp_path: Path) -> None:

@@ -77,10 +77,7 @@ def test_what_fits_no_parameter_is_refused(rules: list[dict[str, Any]], said: st
 @pytest.mark.parametrize(
     ("rule", "said"),
     [
-        (
-            {"match": "*", "lr": 1, "freeze": True},
-            "optimizer.groups[0].lr is unknown: a group",
-        ),
+        ({"match": "*", "lr": 1, "freeze": True}, "optimizer.groups[0].lr is unknown: a group"),
         ({"lr_factor": 1}, "optimizer.groups[0].match=None: it must be a pattern"),
         ({"match": "*", "lr_factor": 0}, "optimizer.groups[0].lr_factor=0: it must be a number gr"),
         ({"match": "*", "weight_decay": "a"}, "optimizer.groups[0].weight_decay=a: it must be a"),

@@ -42,8 +42,7 @@ def steps_with_work(seconds: list[float]) -> Found:
     found: list[Compared] = []
     mesh = Mesh(Degrees(ranks), rank, torch.device("cpu"))
     slow_ranks = SlowRanks(
-        *(mesh, rank, "n{}".format, 0.0),
-        say=lambda text, about: said.append(text),
+        *(mesh, rank, "n{}".format, 0.0), say=lambda text, about: said.append(text)
     )
     work = WorkClock()
     # A machine that is busy may need more than two: all ranks find the same.
@@ -53,9 +52,7 @@ def steps_with_work(seconds: list[float]) -> Found:
             spin(seconds[rank] / 5)
             distributed.barrier()
         took = time.monotonic() - began
-        own = Interval(
-            *(took, work() - worked, 0.0, (100.0 + rank, 200.0 - rank)),
-        )
+        own = Interval(*(took, work() - worked, 0.0, (100.0 + rank, 200.0 - rank)))
         found.append(slow_ranks.compare(own))
     work.close()
     return said, found

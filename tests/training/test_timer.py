@@ -79,11 +79,7 @@ def _saves(folder: Path, how: dict[str, Any]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("late", "every", "steps"),
-    [
-        (False, None, [3, 6, 9, 12]),
-        (True, None, [4, 8, 12]),
-        (False, 5, [3, 5, 8, 10, 12]),
-    ],
+    [(False, None, [3, 6, 9, 12]), (True, None, [4, 8, 12]), (False, 5, [3, 5, 8, 10, 12])],
 )
 def test_all_ranks_save_after_the_same_step(
     late: bool, every: int | None, steps: list[int], tmp_path: Path

@@ -140,12 +140,7 @@ class _Kind(NamedTuple):
 
 
 def open_parts(
-    name: str,
-    wheres: list[Where],
-    axis: int | None,
-    to: str,
-    *,
-    unwritten: bool,
+    name: str, wheres: list[Where], axis: int | None, to: str, *, unwritten: bool
 ) -> tuple[ArrayColumn, Field]:
     """Open and check each of a field's arrays once, and return the column and its field.
 

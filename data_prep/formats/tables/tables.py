@@ -11,12 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from data_prep.formats.files import FileRange
-from data_prep.formats.opening import (
-    GROWTH,
-    OTHERS,
-    open_parquet,
-    parquet_rows,
-)
+from data_prep.formats.opening import GROWTH, OTHERS, open_parquet, parquet_rows
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch, csv_rows, csv_schema
 from data_prep.source import SourceFile

@@ -11,13 +11,7 @@ from contextlib import suppress
 from hpctrain.cluster.slurm import node_kinds
 from hpctrain.cluster.slurm.partition_limit import cluster_config
 from hpctrain.cluster.slurm.patience import pause
-from hpctrain.cluster.slurm.queue import (
-    NO_CONTROLLER,
-    UnreachableError,
-    call,
-    me,
-    queued,
-)
+from hpctrain.cluster.slurm.queue import NO_CONTROLLER, UnreachableError, call, me, queued
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 from hpctrain.errors import LaunchError

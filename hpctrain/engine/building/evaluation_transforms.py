@@ -15,13 +15,7 @@ import torch
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.randomness import (
-    ROWS,
-    SAMPLES,
-    draws_for_batches,
-    draws_for_samples,
-    marked,
-)
+from hpctrain.data.randomness import ROWS, SAMPLES, draws_for_batches, draws_for_samples, marked
 from hpctrain.data.shards.index import Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.transforms import Compose, bind

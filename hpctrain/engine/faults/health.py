@@ -116,13 +116,7 @@ class Health:
                 nbytes += each.nbytes
         self._begun = Judged(step, consumed, samples, batch=kept if nbytes <= _KEPT_BYTES else {})
 
-    def accepts(
-        self,
-        loss: Number,
-        norm: Number | None,
-        own_loss: Number,
-        count: Number,
-    ) -> bool:
+    def accepts(self, loss: Number, norm: Number | None, own_loss: Number, count: Number) -> bool:
         """Return whether the update may be made; on a GPU, True as long as it is not known.
 
         `loss` and `own_loss` are the sums of the losses of all ranks and of this one, which `count`

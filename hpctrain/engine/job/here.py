@@ -129,11 +129,7 @@ def train_frozen(
 
 
 def _train_to_the_end(
-    config: Config,
-    run: RunDir,
-    ranks: RankInfo,
-    again: bool = False,
-    began: float | None = None,
+    config: Config, run: RunDir, ranks: RankInfo, again: bool = False, began: float | None = None
 ) -> int:
     own_loop.check_callable(config)
     if ranks.until is not None and run.read().paused_at == ranks.until:

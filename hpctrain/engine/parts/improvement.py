@@ -21,10 +21,7 @@ class Improvement:
     """
 
     def __init__(
-        self,
-        metric: str | None = None,
-        min_delta: float = 0.0,
-        patience: int | None = None,
+        self, metric: str | None = None, min_delta: float = 0.0, patience: int | None = None
     ) -> None:
         self.metric = metric
         self._lower = lower_is_better(metric or "")

@@ -17,13 +17,7 @@ from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import DataConfig, NetworkConfig, ParallelConfig
-from hpctrain.insight.doctor.checks import (
-    file_systems,
-    gpu_health,
-    installed,
-    limits,
-    network,
-)
+from hpctrain.insight.doctor.checks import file_systems, gpu_health, installed, limits, network
 from hpctrain.insight.doctor.checks.gpu_health import OTHERS, GpuFacts
 from hpctrain.insight.doctor.finding import Finding, unknown
 from hpctrain.insight.monitor.nvidia import Nvidia

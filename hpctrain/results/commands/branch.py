@@ -76,9 +76,7 @@ def branch(
     if (run.path / "run.json").is_file():
         return run
     freeze(config, run)
-    run.update(
-        parent={"run": str(before.path), "uid": before.read().uid, "step": found.step},
-    )
+    run.update(parent={"run": str(before.path), "uid": before.read().uid, "step": found.step})
     trained_code.inherit(before, run)
     position = _copy_history(before.path, run.path, int(found.progress["tracker"]))
     _take_over(checkpoint, run.checkpoints / checkpoint.name, found, position)

@@ -53,10 +53,7 @@ def main(argv: list[str]) -> int:
     print(f"==> {generator.checkpoint} <==", file=sys.stderr, flush=True)
     try:
         for text in generator(
-            options.prompt,
-            options.tokens,
-            temperature=options.temperature,
-            seed=options.seed,
+            options.prompt, options.tokens, temperature=options.temperature, seed=options.seed
         ):
             print(text, end="", flush=True, file=exact())
     except KeyboardInterrupt:

@@ -25,12 +25,7 @@ class Committed:
         in_background: Whether they are removed while the training goes on.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        keep: int,
-        kept: Callable[[], Collection[int]],
-    ) -> None:
+    def __init__(self, folder: Path, keep: int, kept: Callable[[], Collection[int]]) -> None:
         self.folder, self.damaged, self.in_background = folder, set[Path](), False
         self._keep, self._kept = keep, kept
         self._removing = list[Thread]()

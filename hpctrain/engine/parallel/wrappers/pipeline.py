@@ -35,13 +35,7 @@ from hpctrain.engine.parallel.dividing.tensor import whole_gradients
 from hpctrain.engine.parallel.precision import Precision, wide_batch
 from hpctrain.engine.parallel.preparing.whole_model import undivided
 from hpctrain.engine.parallel.reducing.expert_loads import counts_loads
-from hpctrain.engine.parallel.reducing.scalars import (
-    Numbers,
-    added,
-    flat,
-    on_device,
-    tensor_of,
-)
+from hpctrain.engine.parallel.reducing.scalars import Numbers, added, flat, on_device, tensor_of
 from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split

@@ -71,10 +71,7 @@ def of_all_reduce(device: torch.device, group: dist.ProcessGroup | None = None) 
         return float(slowest)
 
     large, count = _REDUCED[device.type], dist.get_world_size(group)
-    return {
-        "latency_us": 1e6 * seconds(4),
-        "bus_gb_s": bus_bandwidth(large, seconds(large), count),
-    }
+    return {"latency_us": 1e6 * seconds(4), "bus_gb_s": bus_bandwidth(large, seconds(large), count)}
 
 
 def bus_bandwidth(size: int, seconds: float, ranks: int) -> float:

@@ -109,10 +109,7 @@ def notes(account: RunAccount) -> list[str]:
         ]
     seen = _Seen(account, {name: seconds / time["allocated"] for name, seconds in time.items()})
     said, unused = _requests(account)
-    return [
-        *(*found, *said, *seen.of_time(), *seen.of_gpus()),
-        *filter(None, ["; ".join(unused)]),
-    ]
+    return [*(*found, *said, *seen.of_time(), *seen.of_gpus()), *filter(None, ["; ".join(unused)])]
 
 
 def _known(value: float | None) -> float:

@@ -44,7 +44,7 @@ from hpctrain.insight.doctor.command import settings
 from hpctrain.launch.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
-from tests.conftest import ROOT, runs
+from tests.conftest import ROOT, process_kept, runs
 from tests.gpu.first_minutes import PARTS
 from tests.quick_compose import QuickCompose
 
@@ -182,6 +182,7 @@ def call(main: Callable[[], Any], *argv: str, code: int = 0) -> str:
     said = io.TextIOWrapper(raw, write_through=True)  # `logs` writes bytes
     ended: Any = 0
     with (
+        process_kept(),
         pytest.MonkeyPatch.context() as patch,
         contextlib.redirect_stdout(said),
         contextlib.redirect_stderr(said),

@@ -125,7 +125,8 @@ class NodeFolder:
         try:
             if found := self._reserve(descriptor, shard.bytes):
                 copy(descriptor)
-                part.replace(self.path(shard))
+                with self._locked_file(self.folder / _ROOM):  # who counts meanwhile would miss it
+                    part.replace(self.path(shard))
         finally:
             part.unlink(missing_ok=True)
         return found

@@ -10,56 +10,20 @@ the time of waiting for a core, as Linux counts them. The thread that drives a G
 long as the GPU does; there only the waiting for data is compared.
 """
 
-import os
 import statistics
-import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parts.clocks import Interval
 
 _SILENT_S = 600.0  # from one line about a rank to the next
 _LEAST_S = 10.0  # of training, before a note names a rank
 # A rank is slow that takes so many times the median of the others, who so lose this share of the
 # time of the steps.
 _TIMES, _SHARE = 1.5, 0.2
-
-
-class WorkClock:
-    """The seconds that the thread which makes it has been on a core, or has waited for one."""
-
-    def __init__(self) -> None:
-        self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        try:
-            self._fd = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # a kernel without it
-            self._fd = -1
-
-    def __call__(self) -> float:
-        """Return them; the file stays open, because opening it takes ten times as long."""
-        if self._fd < 0:
-            return time.clock_gettime(self._clock)
-        on_core, waiting, _ = os.pread(self._fd, 64, 0).split()
-        return (int(on_core) + int(waiting)) / 1e9
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
-
-
-class Interval(NamedTuple):
-    """What a rank has measured since the last log step."""
-
-    trained_s: float  # the time of the steps, without evaluations and checkpoints
-    worked_s: float  # the work of the main thread in this time
-    waited_s: float  # the seconds of it in which this rank has waited for its data
-    # The peaks of the GPU's memory in bytes: what tensors needed, and what was reserved.
-    memory: tuple[float, float] = (0.0, 0.0)
 
 
 class Compared(NamedTuple):

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpctrain.addons import slow_ranks
-from hpctrain.addons.slow_ranks import Compared, Interval
+from hpctrain.addons.slow_ranks import Compared
 from hpctrain.config.metric_registry import registered
 from hpctrain.engine.parts import clocks, meter
-from hpctrain.engine.parts.clocks import Account, StepTimes
+from hpctrain.engine.parts.clocks import Account, Interval, StepTimes
 from hpctrain.engine.parts.meter import Meter
 from tests.conftest import journal, only_run
 
@@ -71,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     time = SimpleNamespace(monotonic=lambda: clock.now, perf_counter=lambda: clock.now)
     for module in (clocks, meter):
         monkeypatch.setattr(module, "time", time)
-    monkeypatch.setattr(slow_ranks, "WorkClock", lambda: Work(clock))
+    monkeypatch.setattr(meter, "WorkClock", lambda: Work(clock))
     monkeypatch.setattr(meter, "_compiled_s", lambda: clock.compiled)
     return clock
 

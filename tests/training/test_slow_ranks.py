@@ -5,9 +5,10 @@ import time
 import torch
 from torch import distributed
 
-from hpctrain.addons.slow_ranks import Compared, Interval, SlowRanks, WorkClock, slowest
+from hpctrain.addons.slow_ranks import Compared, SlowRanks, slowest
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parts.clocks import Interval, WorkClock
 from tests.ranks import run_ranks
 
 

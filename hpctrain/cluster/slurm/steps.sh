@@ -148,7 +148,7 @@ leaves_run() { ! declare -F end_expedited >/dev/null || end_expedited || true; }
 
 # Whether another job trains the run, as a person has submitted it twice. Its ranks would end if ours
 # began, for they could be those of a lost node.
-is_elsewhere() {
+another_trains() {
     local other
     other=$(tail -n 1 "$run/epochs" 2>/dev/null) && other=${other%% *} || return 1
     [[ -n $other && $other != "$job" ]] || return 1
@@ -163,7 +163,7 @@ run_steps() {
     find_end
     choose_nodes || true
     while true; do
-        if is_elsewhere; then
+        if another_trains; then
             code=6 # as of ranks that find the lock of the run taken
             leaves_run
             return 0

@@ -18,13 +18,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from hpctrain.base.extensions import offered
 from hpctrain.base.processes import marks
 from hpctrain.base.units import GIB
 from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parts.clocks import Account, StepTimes, percentile
+from hpctrain.engine.parts.clocks import Account, Interval, StepTimes, WorkClock, percentile
 from hpctrain.tracking.tracker import Tracker
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
@@ -38,6 +37,12 @@ class _Loader(Protocol):
     @property
     def last(self) -> Any: ...
     def state_dict(self) -> Mapping[str, Any]: ...
+
+
+class _SlowRanks(Protocol):
+    """What compares the ranks; an extension offers it."""
+
+    def compare(self, own: Interval) -> tuple[tuple[float, float], float]: ...
 
 
 class _Utilisation(Protocol):
@@ -72,7 +77,7 @@ class Meter:
         self,
         loader: _Loader,
         account: Account,
-        slow_ranks: Any,
+        slow_ranks: _SlowRanks | None,
         precision: Precision,
         tracker: Tracker,
         *,
@@ -89,7 +94,7 @@ class Meter:
         # The time that a rank waits for others is known where a thread that waits sleeps. The host
         # of a GPU does not wait; the GPU does, and it does not tell.
         sleeps = account.devices > 1 and not self._on_gpu
-        self._work = offered("slow_ranks").WorkClock() if sleeps else None
+        self._work = WorkClock() if sleeps else None
         self._times = StepTimes(precision.device)
         self._given: list[tuple[int, Any]] = []  # the loader's state and the batch of each step
         self._samples = self._samples_before = self._tokens = self._step = 0
@@ -147,7 +152,7 @@ class Meter:
         elapsed = max(took.at, 1e-9)
         memory = _memory(self._precision.device) if self._on_gpu else (0.0, 0.0)
         if self._slow_ranks is not None:
-            own = offered("slow_ranks").Interval(elapsed, took.worked, took.waited, memory)
+            own = Interval(elapsed, took.worked, took.waited, memory)
             memory, lost_s = self._slow_ranks.compare(own)
             self._account.lose(lost_s)
         speed = (self._samples - self._samples_before) / elapsed

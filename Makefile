@@ -62,7 +62,7 @@ lint: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@if command -v shellcheck >/dev/null; then \
-		shellcheck .ci/run tests/*.sh hpctrain/cluster/slurm/*.sh hpctrain/node/*.sh slurm/*.sbatch; \
+		shellcheck .ci/run tests/*.sh hpctrain/cluster/slurm/*.sh hpctrain/addons/node/*.sh slurm/*.sbatch; \
 	else echo "*** shellcheck is not installed: the shell files are NOT checked"; fi
 
 types: $(VENV)/.test

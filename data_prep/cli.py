@@ -13,9 +13,9 @@ from functools import partial
 from importlib import import_module
 from typing import Any, NoReturn
 
+from hpctrain.base import gone
+from hpctrain.base.errors import DataError, HpctrainError
 from hpctrain.base.terminal.terminal import indented
-from hpctrain.config import gone
-from hpctrain.errors import DataError, HpctrainError
 
 # Each is a module with ARGUMENTS for `add_options`, and `run(args)` or, if it writes a data set,
 # `source(args, options)`; `prepare(args)` may change the arguments before. A part of ARGUMENTS may

@@ -12,13 +12,13 @@ import numpy as np
 
 from data_prep.source import BLOCK_BYTES
 from data_prep.writing.moments import Moments
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import DataError
 
 
 class DataSet:

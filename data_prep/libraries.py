@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError, DataError
 
 
 def library(

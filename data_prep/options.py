@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from data_prep.writing.compression import CODECS, Compression
 from data_prep.writing.split import ByColumn, Fractions, Split, parse_split
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 VARIABLE = """

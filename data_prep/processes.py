@@ -24,8 +24,8 @@ from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from hpctrain.base.errors import HpctrainError, StorageError
 from hpctrain.base.forks import die_with
-from hpctrain.errors import HpctrainError, StorageError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # mallopt(3)
 MAPPED_BYTES, SPARE_BYTES = 2**25, 2**30

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.writing.sample_schema import ArrayBatch
+from hpctrain.base.errors import DataError
 from hpctrain.base.files.disk import open_regular
 from hpctrain.data.shards.field import Field
-from hpctrain.errors import DataError
 
 BLOCK_BYTES = 8 * 2**20  # roughly, of data that is read, checked and passed on at once
 

@@ -17,8 +17,8 @@ from unittest import mock
 
 import data_prep.cli
 import hpctrain.cli
+from hpctrain.base.gone import table
 from hpctrain.config.explain import OTHER_NAMES
-from hpctrain.config.gone import table
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import all_keys
 from hpctrain.insight.estimates import hardware

@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.3.0"
+from hpctrain.base.version import __version__ as __version__
+
 _API = {
     **dict.fromkeys(("submit", "train", "load_run", "submit_function", "session"), "hpctrain.api"),
     "Part": "hpctrain.engine.part",

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import private_files
-from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.engine.session import Session
-    from hpctrain.functions.function import FunctionJob, LocalFunctionJob
+    from hpctrain.launch.functions.function import FunctionJob, LocalFunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
     from hpctrain.results.loaded import LoadedRun
 
@@ -52,8 +52,8 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
         LaunchError: The scheduler refuses a job.
     """
     from hpctrain.base.secrets import mask
-    from hpctrain.functions.compose_call import composed
-    from hpctrain.launch.output import say
+    from hpctrain.base.terminal.console import say
+    from hpctrain.launch.functions.compose_call import composed
     from hpctrain.launch.sweeps.sweep import Sweep
 
     with private_files(), composed(overrides, config_dir) as call:
@@ -86,7 +86,7 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
     from hpctrain.engine.job.here import train_here
-    from hpctrain.functions.compose_call import composed
+    from hpctrain.launch.functions.compose_call import composed
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
@@ -120,14 +120,13 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         ConfigError: An override is wrong, they give several runs, or this is another thread.
         SystemExit: The run was stopped and has saved, or it has finished before.
     """
-    from hpctrain.config.rules.own_loop import SCRIPT
     from hpctrain.engine.job.here import session_here
-    from hpctrain.functions.compose_call import composed
+    from hpctrain.launch.functions.compose_call import composed
 
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("hpctrain.session must be called in the main thread, which gets signals")
     began = time.monotonic()
-    with composed([f"loop._target_={SCRIPT}", *overrides], config_dir) as call:
+    with composed(["loop._target_=hpctrain.session", *overrides], config_dir) as call:
         if len(call.runs) != 1:
             raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; a session has one")
         config = call.composer.typed(call.runs[0])
@@ -191,8 +190,8 @@ def submit_function(
             is wrong; nothing was queued.
         LaunchError: The scheduler refuses the job.
     """
-    from hpctrain.functions import function as functions
-    from hpctrain.functions.function_call import Call
+    from hpctrain.launch.functions import function as functions
+    from hpctrain.launch.functions.function_call import Call
 
     shape = [f"launch.nodes={nodes}", f"launch.tasks_per_node={tasks_per_node}"]
     with private_files():

@@ -19,13 +19,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from hpctrain import __version__
+from hpctrain.base.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.base.files.disk import umask
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import exact, guard, harmless, indented
+from hpctrain.base.version import __version__
 from hpctrain.cluster.ranks.leaving import exit_at_once_if_group_is_open
 from hpctrain.engine.faults import early_signals
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
@@ -42,7 +42,7 @@ COMMANDS = {
     "bench": "hpctrain.insight.bench.bench",
     "gc": "hpctrain.commands.gc",
     "new": "hpctrain.insight.project.new",
-    "shell": "hpctrain.node.shell",
+    "shell": "hpctrain.insight.shell.shell",
     "init-site": "hpctrain.insight.site.init_site",
     "cluster": "hpctrain.testing.command",
 }
@@ -138,14 +138,14 @@ def _dispatch(argv: list[str]) -> int:
 
 def _call(first: str, argv: list[str]) -> int:
     """Run the command of this name, or say that there is none."""
-    from hpctrain.config import gone
+    from hpctrain.base import gone
 
     commands: dict[str, Callable[[list[str]], int]] = {
         **{name: partial(_command, name) for name in COMMANDS},
         "freeze": _freeze,
         "run": _run,
         "work": partial(_module, "hpctrain.search.worker"),  # a rank of a worker of a search
-        "call": partial(_module, "hpctrain.functions.call"),  # a rank of hpctrain.submit_function
+        "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
     }
     if first in _RANKS:
         _begin_rank(first)
@@ -191,7 +191,7 @@ def _module(module: str, argv: list[str]) -> int:
 
 def _freeze(argv: list[str]) -> int:
     from hpctrain.config.composing.compose import compose, words
-    from hpctrain.launch.freeze import check, freeze
+    from hpctrain.runs.freeze import check, freeze
 
     if {"-m", "--multirun"} & {*argv}:
         raise ConfigError("freeze -m: freeze takes one run; -m alone freezes and submits several")
@@ -246,8 +246,8 @@ def _train(argv: list[str]) -> int:
 
 
 def _submit_as_json(argv: list[str]) -> int:
+    from hpctrain.base.terminal.console import AS_JSON
     from hpctrain.config.composing.compose import compose
-    from hpctrain.launch.output import AS_JSON
 
     if not {"-m", "--multirun"} & {*argv}:
         raise ConfigError("--json is of -m, and of the commands; a training here prints its log")

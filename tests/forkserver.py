@@ -79,7 +79,7 @@ OURS = {
             "hpctrain.addons.looking.first_look",
         ),
         *("hpctrain.engine.loop", "hpctrain.insight.monitor.process", "hpctrain.tasks"),
-        *("hpctrain.models", "hpctrain.results.summary", "hpctrain.results.links"),
+        *("hpctrain.models", "hpctrain.results.summary", "hpctrain.tracking.links"),
         *("hpctrain.engine.supervised.deterministic", "numpy.ma"),
         # What a training starts beside itself.
         *("hpctrain.engine.faults.observer", "hpctrain.insight.monitor.process"),

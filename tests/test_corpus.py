@@ -13,20 +13,19 @@ from typing import Any
 import pytest
 import yaml
 
+from hpctrain.base.gone import without_gone_keys
 from hpctrain.base.names.run_record import AttemptRecord, BestValue, Followed, RunRecord, Submission
 from hpctrain.base.names.step_names import step_name
 from hpctrain.commands import status
 from hpctrain.commands.facts import Facts
 from hpctrain.config.frozen import dump, load, values_of
-from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.identity import run_path
 from hpctrain.data.shards.index import Index
 from hpctrain.insight.report.account.history import History
-from hpctrain.results import columns
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import recorded, samples
+from hpctrain.tracking import columns, recorded, samples
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 

@@ -34,14 +34,14 @@ import pytest
 
 import data_prep.cli as data_prep_cli
 from data_prep.cli import main as data_prep
-from hpctrain import __version__
+from hpctrain.base.version import __version__
 from hpctrain.cli import main as hpctrain
 from hpctrain.config.composing import compose as by_hydra
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.key import members
 from hpctrain.insight.doctor.command import settings
-from hpctrain.launch.freeze import check, freeze
+from hpctrain.runs.freeze import check, freeze
 from hpctrain.tracking.journal import Journal, journal_path
 from tests import forkserver
 from tests.conftest import ROOT, process_kept, runs

@@ -8,10 +8,10 @@ import yaml
 
 import data_prep.cli
 from hpctrain import cli
+from hpctrain.base.gone import table
 from hpctrain.config.composing.compose import compose
 from hpctrain.config.explain import unknown_key
 from hpctrain.config.frozen import _Dumper, known_keys, load
-from hpctrain.config.gone import table
 from hpctrain.errors import ConfigError
 from tests.conftest import ROOT
 

@@ -10,29 +10,38 @@ from pathlib import Path
 
 import yaml
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from tests.conftest import ROOT
 
 # The rooms, from the ground up: each may import those before it.
-CORE = ["errors", "base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
+CORE = ["base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
 # The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
 # what comes after a training, `insight` looks at everything.
 EXTENSIONS = [
-    *["models", "tasks", "trackers", "addons", "functions", "commands"],
-    *["search", "results", "insight", "node", "testing"],
+    *[
+        "models",
+        "tasks",
+        "trackers",
+        "addons",
+        "commands",
+        "search",
+        "results",
+        "insight",
+        "testing",
+    ]
 ]
 # They put it together: what users import, and the command line.
 # `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.
-DOORS = ["training", "job", "slurm", "api", "cli", "__main__"]
-ROOMS = ["__init__", *CORE, *EXTENSIONS, *DOORS]
+DOORS = ["errors", "training", "job", "slurm", "api", "cli", "__main__"]
+ROOMS = [*CORE, "__init__", *EXTENSIONS, *DOORS]
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
     "api base cli cluster commands config data.shards engine.faults.early_signals "
     "engine.faults.limits engine.faults.observed engine.faults.observer "
     "engine.faults.process_state engine.job.compile_cache engine.job.here engine.job.verdict "
-    "errors functions insight.doctor insight.estimates insight.monitor "
-    "insight.reference insight.report launch node results.commands runs search testing "
+    "errors insight.doctor insight.estimates insight.monitor "
+    "insight.reference insight.report insight.shell.shell launch results.commands runs search testing "
     "tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
@@ -44,7 +53,7 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack`, the pictures of `images` and the reading of shards are those of a training.
 FORMAT = (
-    "base config.gone errors data.places.verification data.shards data.samplers.groups "
+    "base data.places.verification data.shards data.samplers.groups "
     "data.samplers.order data.sources.images data.sources.reader data.tokenizer"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"
@@ -112,16 +121,19 @@ def test_the_page_of_the_architecture_draws_every_room() -> None:
     (drawing,) = re.findall(r"^## The packages\n\n```text\n(.*?)^```", page, re.M | re.S)
     drawn = re.findall(r"^.{13}(\w+(?:, \w+)*)  ", drawing, re.M)
     folders = {path.parent.name for path in (ROOT / "hpctrain").glob("*/__init__.py")}
-    assert sorted(", ".join(drawn).split(", ")) == sorted({*folders, *DOORS, "errors"})
-    assert {*ROOMS} == {*folders, *DOORS, "errors", "__init__"}
+    assert sorted(", ".join(drawn).split(", ")) == sorted({*folders, *DOORS})
+    assert {*ROOMS} == {*folders, *DOORS, "__init__"}
     (inside,) = re.findall(r"^.{13}insight +(.*)$", drawing, re.M)
     rooms = {path.parent.name for path in (ROOT / "hpctrain/insight").glob("*/__init__.py")}
     assert {*inside.split(", ")} == rooms
 
 
 def test_the_core_names_no_module_of_an_extension() -> None:
-    """A name in a text is as good as an import; models, tasks and trackers are names of users."""
-    rooms = r"(search|results|insight|addons)[\w.]*|(commands|functions|node)\.\w+"
+    """A name in a text is as good as an import; models, tasks and trackers are names of users.
+
+    What the core may ask an extension for is in base/offered.pyi.
+    """
+    rooms = r"(search|results|insight|addons)[\w.]*|commands\.\w+"
     hidden = re.compile(rf"hpctrain\.({rooms})")
     wrong = [
         f"{module}: {node.value}"
@@ -135,18 +147,17 @@ def test_the_core_names_no_module_of_an_extension() -> None:
 
 
 def test_what_extensions_offer_is_there() -> None:
-    names = yaml.safe_load((ROOT / "hpctrain" / "extensions.yaml").read_text())
+    names = offered.table()
     asked = {
-        node.args[0].value
+        node.attr
         for module in OURS
         for node in ast.walk(tree(FILES[module]))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name | ast.Attribute)
-        and (getattr(node.func, "id", "") or getattr(node.func, "attr", "")) == "offered"
-        and isinstance(node.args[0], ast.Constant)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "offered"
     }
     assert asked == names.keys()
-    assert all(offered(name) is not None for name in names)
+    assert all(getattr(offered, name) is not None for name in names)
 
 
 def test_who_may_not_import_torch_hydra_or_mlflow() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data_prep.source import Piece, SourceFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError, DataError
 
 OUTSIDE = """
 --allow-outside

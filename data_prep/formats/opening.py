@@ -12,7 +12,7 @@ from typing import Any, BinaryIO, cast
 from data_prep.formats.files import FileRange, lines_of
 from data_prep.libraries import library
 from data_prep.source import BLOCK_BYTES, SourceFile
-from hpctrain.errors import ConfigError, DataError, about
+from hpctrain.base.errors import ConfigError, DataError, about
 
 _BUFFER = 2**20
 ROWS = 2**16  # rows of a table that are read at once, at most

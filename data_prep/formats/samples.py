@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.source import BLOCK_BYTES, SampleBlock
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError
 
 _RECORD_BYTES = 64  # counted for each sample, so that empty samples fill a block too
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from data_prep.formats.samples import Unusable
 from data_prep.source import SourceFile
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import check_name
-from hpctrain.errors import ConfigError, DataError
 
 SPLIT = "split"  # the key of a sample that names its split
 _PARTS = ("part", "parts")

@@ -53,10 +53,10 @@ from data_prep.formats.samples import is_name, text_of
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByColumn
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import DTYPES
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError
 
 ARGUMENTS = f"""
 files=FILE* : path

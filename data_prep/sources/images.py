@@ -32,8 +32,8 @@ from data_prep.formats.samples import SampleCollector, Unusable
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByColumn, ByFile
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.errors import ConfigError, DataError
 
 ARGUMENTS = (
     """

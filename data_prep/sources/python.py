@@ -41,7 +41,7 @@ from data_prep.formats.user_code import SPLIT, Code, parts_of, place_of, sample_
 from data_prep.options import VARIABLE, Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 
 ARGUMENTS = f"""
 function=CODE

@@ -27,13 +27,13 @@ from data_prep.dataset import blocks, reader_of
 from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.places.verification import check_digest
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError
 
 _KEEP = "keep"
 _SHUFFLED_BYTES = 256 * 2**20  # a block in random order; larger blocks jump less between shards

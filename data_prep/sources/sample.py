@@ -29,10 +29,10 @@ from data_prep.libraries import library
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import Fractions
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
 from hpctrain.data.tokenizer import FILE
-from hpctrain.errors import ConfigError, DataError
 
 # Left out: tests and examples, whose content repeats, and installed packages.
 SKIPPED = {

@@ -21,8 +21,8 @@ from data_prep.formats.samples import (
 from data_prep.options import Options
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError
 
 _COMPARED = 8  # samples at the begin that must be the same when they are asked for again
 

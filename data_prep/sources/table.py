@@ -40,8 +40,8 @@ from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import Field
-from hpctrain.errors import ConfigError, DataError
 
 ARGUMENTS = f"""
 sources=SRC+ : path

@@ -35,9 +35,9 @@ from data_prep.formats.text.tokens import Tokenizer
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from data_prep.writing.split import ByFile
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.tokenizer import FILE
-from hpctrain.errors import ConfigError
 
 _BLOCK_TEXT = 2**20  # characters tokenized at once; a tokenizer needs about 100 bytes for each
 _BLOCK_DOCUMENTS = 4096

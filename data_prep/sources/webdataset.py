@@ -34,7 +34,7 @@ from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError, DataError
 
 IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
 NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")

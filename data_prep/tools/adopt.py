@@ -34,11 +34,11 @@ from data_prep.writing.commit import PARTIAL, storage_error
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByFile, parse_split
+from hpctrain.base.errors import ConfigError, DataError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.index import Index
-from hpctrain.errors import ConfigError, DataError, StorageError
 
 SUFFIXES = (".h5", ".hdf5")
 

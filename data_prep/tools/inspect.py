@@ -15,8 +15,8 @@ from data_prep import console
 from data_prep.dataset import DataSet
 from data_prep.options import DIR
 from data_prep.tools import verify
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.index import Statistics
-from hpctrain.errors import ConfigError, DataError
 
 MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}

@@ -14,12 +14,12 @@ from data_prep import console, processes
 from data_prep.dataset import DataSet, moments_of
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.ragged import Ragged, hash_rows
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError
 
 _TOLERANCE = 1e-5  # relative, for mean and standard deviation: sums depend on their order
 _SHOWN = 40  # characters of a value

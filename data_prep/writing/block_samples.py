@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.sample_schema import check_batch
 from data_prep.writing.split import ByColumn, ByFile, Split
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import check_name
 from hpctrain.data.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import DataError
 
 Rows = Mapping[str, Array | Ragged]
 

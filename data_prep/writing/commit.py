@@ -18,11 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
+from hpctrain.base.errors import DamageError, DataError, StorageError
 from hpctrain.base.files.disk import open_below, sync, write_atomically
 from hpctrain.base.files.record import decode, matching, read_bytes
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.index import Index
-from hpctrain.errors import DamageError, DataError, StorageError
 
 PARTIAL = ".hpctrain-partial"
 # These names are in the folder PARTIAL.

@@ -26,11 +26,11 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards import shard
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.storage.chunks import plugins
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError
 
 CODECS = {"none": None, "gzip": 4, "lz4": None, "zstd": 3}
 """The codecs, and the level of those that have one."""

@@ -34,11 +34,11 @@ from data_prep.writing.piece import Converter, NotTheSameError
 from data_prep.writing.records import ConversionPlan
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByColumn, ByFile, Fractions
+from hpctrain.base.errors import ConfigError, DataError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar as ProgressBar
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.index import Index
 from hpctrain.data.shards.shard import digest_file
-from hpctrain.errors import ConfigError, DataError, StorageError
 
 
 def convert(source: InputSource, out: Path, options: Options) -> Index | None:

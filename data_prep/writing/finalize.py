@@ -13,7 +13,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-import hpctrain
 from data_prep.console import size
 from data_prep.source import BadRecord
 from data_prep.writing.commit import PARTIAL, commit, discard, settle, storage_error
@@ -21,11 +20,12 @@ from data_prep.writing.job import JOB, Conversion
 from data_prep.writing.moments import Moments
 from data_prep.writing.records import ConversionPlan, Result
 from data_prep.writing.split import Fractions, Split, left_empty, parse_split
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.terminal.terminal import few
+from hpctrain.base.version import __version__
 from hpctrain.data.shards.index import Index, Shard, Statistics
 from hpctrain.data.shards.shard import digest_file, shard_name
-from hpctrain.errors import ConfigError, DataError
 
 REPORT = "problems.jsonl"  # in OUT: the records that could not be used
 BESIDE = "beside"  # key in the provenance: {file: digest}, see `Source`
@@ -97,7 +97,7 @@ def made_by(command: str) -> dict[str, Any]:
         "command": command,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
-            "hpctrain": hpctrain.__version__,
+            "hpctrain": __version__,
             "python": python_version(),
             "numpy": np.__version__,
             "h5py": h5py.version.version,

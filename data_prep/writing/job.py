@@ -22,9 +22,9 @@ import numpy as np
 from data_prep.writing import commit
 from data_prep.writing.commit import PARTIAL, storage_error
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
+from hpctrain.base.errors import DataError, StorageError
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
 from hpctrain.data.shards.index import check_shard
-from hpctrain.errors import DataError, StorageError
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
 LOOK, CHOICE = ".npz", ".choice.npz"

@@ -17,8 +17,8 @@ from data_prep.processes import Progress
 from data_prep.writing.job import CHOICE, LOOK, Conversion
 from data_prep.writing.piece import Converter
 from data_prep.writing.split import Fractions
+from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.groups import divide
-from hpctrain.errors import DataError
 
 
 class GroupError(DataError):

@@ -21,10 +21,10 @@ from data_prep.writing.job import CHOICE, LOOK, JobFolder
 from data_prep.writing.records import Result
 from data_prep.writing.shard_files import ShardFiles
 from data_prep.writing.split import ByColumn
+from hpctrain.base.errors import DataError, StorageError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.ragged import hash_keys
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError, StorageError
 
 SHOWN = 3  # files that a message lists
 

@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypedDict, TypeVar
 import msgspec
 
 from data_prep.source import BadRecord
+from hpctrain.base.errors import DamageError, DataError
 from hpctrain.base.files.record import Count, Record, decode, matching, read_bytes
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
-from hpctrain.errors import DamageError, DataError
 
 _LARGEST = 1 << 30  # bytes; a piece may have millions of records that cannot be used
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field, check_name
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import DataError
 
 _RESERVED = "mask"  # the loader's own key in a batch
 _ADDED = ("_length", "_offsets")  # the loader adds FIELD_length or FIELD_offsets to its batches

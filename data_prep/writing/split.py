@@ -18,10 +18,10 @@ from pathlib import PurePath
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import check_name
 from hpctrain.data.shards.ragged import hash_keys
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import ConfigError, DataError
 
 FORMS = "NAME=FRACTION,… or column:NAME or file:NAME=PATTERN,…"
 

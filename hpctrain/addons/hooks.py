@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.checkpoint.saved_state import plain_name
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task
-from hpctrain.errors import ConfigError
 from hpctrain.tracking.tracker import Tracker
 
 

@@ -18,9 +18,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.layers.lora import adapted, class_with_adapter, plain_class
 from hpctrain.engine.layers.ties import ties
-from hpctrain.errors import ConfigError
 
 
 class FourBitLinear(nn.Linear):

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from hpctrain.base.errors import HealthError
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.errors import HealthError
 
 _SOON = 20  # steps that a divergence is read from
 _DIVERGED = 3.0  # times the loss of the first step

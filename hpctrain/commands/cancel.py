@@ -14,7 +14,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, LaunchError
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.names.run_record import is_own_run
 from hpctrain.base.terminal.terminal import printable
@@ -31,7 +32,6 @@ from hpctrain.commands.select import (
     select,
 )
 from hpctrain.commands.state import UNDER_WAY, State, state_of
-from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.runs.state import stop_request
 from hpctrain.runs.state.shared_job import has_others, runs_of
 
@@ -110,7 +110,7 @@ def _without_trials(runs: list[Facts], options: argparse.Namespace) -> list[Fact
         searches, runs = [sweep], [run for run in runs if run.submission is None]
     if not searches:
         return runs
-    workers = offered("search.workers")
+    workers = offered.worker_arrays
     for worker in itertools.chain.from_iterable(map(workers.local_workers, searches)):
         stop_request.write(worker, me())  # it ends after its trial, which is asked, too
     others = [run for run in runs if search_of(run.submission) not in searches]

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hpctrain.base.errors import DamageError, LaunchError
 from hpctrain.base.files.disk import is_own, open_regular
 from hpctrain.base.names.run_record import AttemptRecord, Hang, Progress, RunRecord, Submission
 from hpctrain.cluster.slurm.queue import Ended, Job, ended, queue_of
-from hpctrain.errors import DamageError, LaunchError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request, verdict
 from hpctrain.runs.state.shared_job import job_of

@@ -24,15 +24,15 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, DamageError, StorageError
 from hpctrain.base.files.disk import TEMPORARY
 from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_dir, all_runs
 from hpctrain.commands.state import UNDER_WAY, State, states_of
-from hpctrain.errors import ConfigError, DamageError, StorageError
-from hpctrain.functions.function_call import code_of
+from hpctrain.launch.functions.function_call import code_of
 from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints, damage
 from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
@@ -96,7 +96,7 @@ def find(output_dir: Path) -> Iterator[Item]:
     rest = [run for run in runs if _is_at_rest(run, states[run.path])]
     yield from _temporary(folder, rest, now)
     yield from _code(folder, runs, now)
-    for entry in _entries(folder / offered("environment").FOLDER):
+    for entry in _entries(folder / offered.environment.FOLDER):
         # A job that still waits for it then starts from the shared file system, and says so.
         if not entry.name.startswith(".") and (age := _age(entry, now)) > _UNUSED_S:
             yield Item("environment", Path(entry.path), f"not used for {age / 86400:.0f} days")
@@ -113,7 +113,7 @@ def _is_at_rest(run: Facts, state: State) -> bool:
 
 def _temporary(folder: Path, rest: list[Facts], now: float) -> Iterator[Item]:
     """Yield files that killed processes have left while they wrote or deleted something."""
-    names = ("", "code", "sweeps", offered("environment").FOLDER)
+    names = ("", "code", "sweeps", offered.environment.FOLDER)
     shared = [(folder / name, None) for name in names]
     inside = [(place, run.path) for run in rest for place in (run.path, run.path / "checkpoints")]
     for place, run in [*shared, *inside]:
@@ -142,7 +142,7 @@ def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
     for entry in _entries(folder / "sweeps"):
         try:
             # Its workers wait, or train trials of other code.
-            used.add(offered("search.code")(Path(entry.path)))
+            used.add(offered.trials.code_of(Path(entry.path)))
         except DamageError:
             return  # it may use any snapshot, too
     for entry in _entries(folder / "code"):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
@@ -16,7 +17,6 @@ from hpctrain.commands.facts import Facts
 from hpctrain.commands.rank_logs import batch_log, rank_logs, telling
 from hpctrain.commands.select import add_dir, latest_run
 from hpctrain.commands.state import UNDER_WAY, State, states_of
-from hpctrain.errors import ConfigError, StorageError
 
 _BLOCK = 1 << 16  # bytes read at a time
 _LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")

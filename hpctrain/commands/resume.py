@@ -7,6 +7,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.commands.facts import Facts
@@ -25,12 +26,11 @@ from hpctrain.config.frozen import executed, load
 from hpctrain.config.identity import changeable, signature
 from hpctrain.config.rules import own_loop
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.freeze import check
 from hpctrain.launch.sweeps.sweep import Sweep
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
+from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.meta import left_behind
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from rich.console import Group
 from rich.text import Text
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from hpctrain.base.terminal.console import Cell, Table, shortened
 from hpctrain.base.units import duration
 from hpctrain.commands.facts import Facts
@@ -96,7 +96,7 @@ class Row:
             return self.run.attempt.waste
         told = samples.idle(self.run.path).values() if self.state.name == "running" else ()
         since = [when for when, _ in told if when >= self.run.attempt.started]
-        return offered("waste")(self.run.path, min(since), self.time) if since else ""
+        return offered.right_size.waste(self.run.path, min(since), self.time) if since else ""
 
     def facts(self) -> dict[str, Any]:
         """Return the row for --json."""

@@ -8,11 +8,11 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import LARGEST_JSON
 from hpctrain.base.files.record import read_bytes
 from hpctrain.base.names.run_record import ListedRun, Submission
 from hpctrain.base.terminal.terminal import few
-from hpctrain.errors import ConfigError, StorageError
 
 SEARCH_FILE = "search.json"
 """The file that makes the folder of a sweep that of a search; `hpctrain.search` writes it."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.console import Group
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from hpctrain.base.terminal.console import Cell, Console, print_json
 from hpctrain.cluster.slurm.patience import WATCH_S, watching
 from hpctrain.commands.run_table import Row, problems, table
@@ -59,7 +59,7 @@ def _show(options: argparse.Namespace) -> bool:
     sweep = one_sweep(options.dir, options.runs)
     search = None
     if sweep is not None and is_search(sweep):
-        search = offered("search.standing")(sweep, [row.run for row in rows])
+        search = offered.Standing.of(sweep, [row.run for row in rows])
     if options.watch is not None and console.is_terminal:
         console.clear()
     if options.json:

@@ -10,10 +10,10 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpctrain.base.errors import TrackingError
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.commands.state import ended_for_good
-from hpctrain.errors import TrackingError
 from hpctrain.tracking import final_status
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta, check_known, is_uploaded

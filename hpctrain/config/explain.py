@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
-from hpctrain.config import gone
+from hpctrain.base import gone
 from hpctrain.config.launcher_keys import unknown as unknown_launcher_key
 from hpctrain.config.rules.targets import named, signature, takes_any
 

@@ -12,7 +12,7 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -23,15 +23,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from hpctrain.base import secrets
+from hpctrain.base.errors import ConfigError, DamageError
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import expanded
+from hpctrain.base.gone import without_gone_keys
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.base.terminal.terminal import few
 from hpctrain.config.explain import explain, unknown_key
-from hpctrain.config.gone import without_gone_keys
 from hpctrain.config.rules.own_loop import OURS
 from hpctrain.config.schema import Config, LaunchConfig, all_keys, all_members
-from hpctrain.errors import ConfigError, DamageError
 
 
 def from_omegaconf(node: DictConfig) -> Config:
@@ -213,17 +213,6 @@ def plain(section: Any) -> dict[str, Any]:
         name: value if isinstance(value, _PLAIN) or not is_dataclass(value) else plain(value)
         for name, value in vars(section).items()
     }
-
-
-def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a config by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
-    return found
 
 
 def executed(config: Config) -> list[str]:

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.combinations import division_problems, parallel_problems
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.errors import ConfigError
 
 _SHOWN = 2  # numbers of nodes whose problems an error shows
 _FAR = 1000  # how far from the range of nodes a number that fits is looked for

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import SiteConfig
-from hpctrain.errors import ConfigError
 
 READ_AS = {
     "nodes": "launch.nodes",

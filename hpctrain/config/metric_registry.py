@@ -9,7 +9,7 @@ Words in capitals stand for what differs from run to run: `val/NAME`, `system/NO
 
 from typing import NamedTuple, Self
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 
 
 class Metric(NamedTuple):
@@ -31,7 +31,7 @@ _known: list[Metric] = []
 
 def registered(group: str = "") -> list[Metric]:
     """Return the metrics of a group, what stands before the first `/`; "" means all groups."""
-    known = [*_known, *offered("sensor_metrics")] if group in ("", "system") else _known
+    known = [*_known, *offered.metric_names.METRICS] if group in ("", "system") else _known
     return [metric for metric in known if not group or metric.name.startswith(f"{group}/")]
 
 

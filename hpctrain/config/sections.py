@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from hpctrain.config.frozen import plain, targets
 from hpctrain.config.identity import chosen
 from hpctrain.config.job_request import JobRequest
@@ -68,7 +68,7 @@ class LoopSections:
             cores=config.launch.cpus_per_task,
             requested=partial(RequestedMetric.of, config),
             may_sync=lambda degrees: not any(sync_problems(config, degrees)),
-            cures=lambda ranks: str(offered("cures")("one row", config, ranks)),
+            cures=lambda ranks: offered.cures("one row", config, ranks),
         )
 
 

@@ -10,19 +10,19 @@ is only asked if the config gives one of the keys that it is about.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.frozen import plain
 from hpctrain.config.job_request import rank_problems
 from hpctrain.config.rules import data_sets, job, metrics, objects, own_loop, parameter_rules
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config
 from hpctrain.config.schema.key import changed
-from hpctrain.errors import ConfigError
 
 
 def _hardware(config: Config) -> Iterator[str]:
     try:
-        offered("hardware").of_section(config.hardware)
+        offered.hardware.of_section(config.hardware)
     except ConfigError as error:
         yield str(error)
 

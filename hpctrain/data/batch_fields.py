@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.draws import Draws
 from hpctrain.data.shards.types import Batch
-from hpctrain.errors import ConfigError
 
 Names = str | Sequence[str]
 

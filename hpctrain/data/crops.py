@@ -3,10 +3,10 @@
 import torch
 import torch.nn.functional as F
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.batch_fields import Names, OfFields, image_of
 from hpctrain.data.draws import Draws
 from hpctrain.data.shards.types import Batch
-from hpctrain.errors import ConfigError
 
 
 class RandomCrop(OfFields):

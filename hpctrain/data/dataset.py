@@ -31,12 +31,12 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.loading.collate import MASK, WIDER, Buffers, Collate
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Batch
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import ConfigError
 
 Sample = dict[str, torch.Tensor]
 

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 import xxhash
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.generators import seeded_generators
-from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.batch_fields import field_of, image_of
 from hpctrain.data.draws import Draws
 from hpctrain.data.shards.types import Batch
-from hpctrain.errors import ConfigError
 
 
 class Mix:

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.batch_fields import Names, OfFields, dtype_of
 from hpctrain.data.shards.index import Statistics
-from hpctrain.errors import ConfigError, DataError
 
 
 class Cast(OfFields):

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
-from hpctrain.errors import DataError
+from hpctrain.base.errors import DataError
 
 FILE = "tokenizer.json"
 BYTES = 256  # tokens that are the bytes of UTF-8 need no such file

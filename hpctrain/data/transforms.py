@@ -13,13 +13,13 @@ choice. Images are (b, channels, height, width), of any dtype.
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.crops import CenterCrop, RandomCrop, RandomFlip
 from hpctrain.data.draws import Draws
 from hpctrain.data.normalise import Cast, Normalise
 from hpctrain.data.shards.index import Statistics
 from hpctrain.data.shards.types import Batch
 from hpctrain.data.workers import samples
-from hpctrain.errors import DataError
 
 __all__ = [
     "Cast",

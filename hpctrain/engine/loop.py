@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.processes.causes import is_out_of_memory
 from hpctrain.cluster.ranks import epochs
@@ -35,7 +36,6 @@ from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
 from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
 from hpctrain.engine.supervised.step import TrainStep, Update
 from hpctrain.engine.tasks.task import TaskState, is_foreign
-from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
@@ -122,7 +122,7 @@ def build(place: Place) -> Trainer:
     tracker.log_params({"effective": asdict(effective)})
 
     if is_foreign(parts.whole_task):
-        offered("own_parameters")(parts.whole_task)
+        offered.check_parameters(parts.whole_task)
     task, model = parts.task, parts.model()
     if loader.steps.fills_up(max_steps):
         from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
@@ -142,11 +142,11 @@ def build(place: Place) -> Trainer:
     # layers and other tokens of the same samples.
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
-    average = None if train.ema is None else offered("average")(model, train.ema)
+    average = None if train.ema is None else offered.Average(model, train.ema)
     notes = notes_of(place)
     watch = None
     if train.watch != "off":
-        watch = offered("watch")(notes, train.watch, max_steps=max_steps)
+        watch = offered.Watch(notes, train.watch, max_steps=max_steps)
     around = Around(
         *(place, mesh, model, optimizer),
         notes=notes,
@@ -165,7 +165,7 @@ def build(place: Place) -> Trainer:
     profiled = train.profile if ranks.is_main else None
     trained = model.module, optimizer, task
     of_run, feeds = (run, ranks, (model, task, optimizer)), (loader, evaluations.values())
-    look = offered("first_look")(*of_run, *feeds, max_steps)
+    look = offered.FirstLook.of(*of_run, *feeds, max_steps)
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
         look,
@@ -173,7 +173,7 @@ def build(place: Place) -> Trainer:
         step,
         average,
         micro_batches if train.micro_batch_size == "auto" else None,
-        offered("profile")(profiled, run.path / "profile", ranks.rank) if profiled else None,
+        offered.ProfiledSteps(profiled, run.path / "profile", ranks.rank) if profiled else None,
         *(parts_of_user(config.hooks, config.seed, tracker, trained) if config.hooks else []),
         Evaluations(
             *(step, evaluations, train.eval_every, config.requested()),
@@ -191,7 +191,7 @@ def build(place: Place) -> Trainer:
         counts=lambda: step.totals.counts,
         counts_tokens=getattr(task, "counts", "samples") == "tokens",
         utilisation=(
-            offered("utilisation")(parts.build, model, parts.whole_task, config.hardware, ranks)
+            offered.build_utilisation(parts.build, model, parts.whole_task, config.hardware, ranks)
             if config.hardware or place.device.type == "cuda"
             else None
         ),

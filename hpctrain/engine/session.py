@@ -25,6 +25,7 @@ import torch
 import xxhash
 from torch import nn
 
+from hpctrain.base.errors import ConfigError, LoopError
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
@@ -37,7 +38,6 @@ from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Ending, Logged, Number
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
-from hpctrain.errors import ConfigError, LoopError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

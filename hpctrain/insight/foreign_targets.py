@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
+from hpctrain.base.terminal.console import say
 from hpctrain.config.rules import targets
 from hpctrain.config.rules.objects import Called, called
-from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.output import say
 
 _TIMEOUT_S = 120.0
 

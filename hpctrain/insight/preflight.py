@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hpctrain.base.errors import NodeError, StorageError
 from hpctrain.base.processes.causes import NODE
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks import epochs
@@ -33,7 +34,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.engine.distributed import objects
-from hpctrain.errors import NodeError, StorageError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.end import End
 from hpctrain.runs.state.failure import described

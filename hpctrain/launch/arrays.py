@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import sync_file_system
 from hpctrain.base.secrets import reference
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
@@ -37,7 +38,6 @@ from hpctrain.cluster.slurm.sbatch_options import check_folder
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.frozen import dump, plain
 from hpctrain.config.job_request import JobRequest, fitting_nodes
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.launch.jobs import RunJob

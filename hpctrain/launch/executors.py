@@ -24,14 +24,14 @@ from typing import Any
 
 import submitit
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import LaunchError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.job_environment import keep_gpus
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import LaunchError
 from hpctrain.runs.code.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         """Write the batch script and the list of the job folders."""
         (self.folder / "batch").mkdir(parents=True, exist_ok=True)
         if image := self._image():
-            travels = offered("environment")
+            travels = offered.environment
             travels.write(Path(image[0]), Path(image[1]) if image[1] else None)
             shutil.copyfile(travels.SHELL, self.folder / "environment.sh")
         self.script.write_text(self.text())
@@ -123,7 +123,7 @@ class SlurmExecutor(submitit.SlurmExecutor):  # type: ignore[misc]
         if self.request.launch.environment == "shared":
             return []
         output = self.request.output_dir
-        travels = offered("environment")
+        travels = offered.environment
         code = travels.code_folder(output, self.parameters.get("pythonpath", ()))
         return [str(travels.image(output)), str(code or "")]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from submitit.core.utils import FailedJobError
 
+from hpctrain.base.errors import LaunchError
 from hpctrain.base.processes.causes import one_line
 from hpctrain.cluster.slurm import queue
-from hpctrain.errors import LaunchError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request

@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from datetime import timedelta
 
+from hpctrain.base.errors import ConfigError
+from hpctrain.base.terminal.console import say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.job_request import JobRequest
-from hpctrain.errors import ConfigError
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
 from hpctrain.launch.jobs import LocalRunJob
-from hpctrain.launch.output import say
 from hpctrain.runs.sweep_overrides import label
 
 

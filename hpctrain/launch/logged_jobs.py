@@ -14,9 +14,9 @@ from submitit.core.core import InfoWatcher, Job
 from submitit.core.utils import JobPaths
 from submitit.slurm.slurm import read_job_id
 
+from hpctrain.base.errors import HpctrainError, LaunchError
 from hpctrain.cluster.slurm import queue
 from hpctrain.cluster.slurm.patience import WATCH_S
-from hpctrain.errors import HpctrainError, LaunchError
 
 log = logging.getLogger(__name__)
 _FIRST_S = 15.0  # between the first calls of `squeue`; submitit begins with 2 s

@@ -5,28 +5,18 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
 from rich.progress import track
-from rich.text import Text
 
 from hpctrain.base.secrets import mask
-from hpctrain.base.terminal.console import Console, Table
-from hpctrain.base.terminal.terminal import indented
+from hpctrain.base.terminal.console import Console, Table, say
 
 if TYPE_CHECKING:
     from hpctrain.launch.entry import Entry
 
 ROWS = 40  # longer tables are cut
-# --json of -m, which Hydra stands between: one object on standard output says what was done.
-AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 T = TypeVar("T")
-
-
-def say(text: str, style: str = "") -> None:
-    """Print a line on standard error."""
-    Console(stderr=True, soft_wrap=True).print(Text(indented(text), style))
 
 
 def runs(count: int) -> str:

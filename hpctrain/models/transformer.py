@@ -22,8 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.layers.plan import Plan
-from hpctrain.errors import ConfigError
 from hpctrain.models.attention import Attention, Context, Documents, Masks, Rotation, rotary
 from hpctrain.models.experts import Experts
 from hpctrain.models.layers import GELU, STD, Embedding, Linear, SwiGLU, make_norm

@@ -8,10 +8,10 @@ its share.
 
 import dataclasses
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig, TrainConfig
-from hpctrain.errors import ConfigError
 
 
 def fit_layout(

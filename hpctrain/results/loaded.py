@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.frozen import executed, load
@@ -19,7 +20,6 @@ from hpctrain.config.identity import changeable
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.config.sections import LoopSections, ModelSections
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import checkpoints
@@ -88,7 +88,7 @@ class LoadedRun:
         """
         import pandas as pd
 
-        from hpctrain.results import columns
+        from hpctrain.tracking import columns
 
         steps, keys, values = columns.read(journal.journal_path(self.path))
         return pd.DataFrame({"step": steps, "key": keys, "value": values})

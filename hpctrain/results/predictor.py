@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import sync
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.progress_bar import ProgressBar
@@ -28,7 +29,6 @@ from hpctrain.data.shards.types import Array, Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.tasks.task import SplitTask, Sums
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.trained_model import Restored
 
 SHARD_SAMPLES = 65536  # at most, about

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import DataConfig, PrecisionConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
@@ -25,7 +26,6 @@ from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.precision import default_dtype, wide_batch
 from hpctrain.engine.tasks.task import SplitTask
 from hpctrain.engine.tasks.task import bind as bind_task
-from hpctrain.errors import ConfigError
 
 
 class _Alone(Source):

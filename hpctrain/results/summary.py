@@ -6,9 +6,9 @@ from pathlib import Path
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.console import Console, Table
 from hpctrain.config.schema import TrackingConfig
-from hpctrain.results.links import pages_of
 from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
+from hpctrain.tracking.links import pages_of
 
 _SHOWN = ("val/accuracy", "val/bits_per_byte", "val/loss", "train/loss")
 

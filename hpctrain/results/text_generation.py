@@ -14,10 +14,10 @@ from typing import Self
 import torch
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import unused_gpu
-from hpctrain.errors import ConfigError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.results.trained_model import trained_model
 from hpctrain.tasks import LanguageModel

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.addons.quantized import quantize, release
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
@@ -34,7 +35,6 @@ from hpctrain.engine.parallel.preparing.whole_model import cast_parameters, free
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.evaluations import evaluate
 from hpctrain.engine.tasks.task import TaskState
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.fitting_layout import fit_batch
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import misshapen
@@ -75,7 +75,7 @@ def trained_model(sections: ModelSections, checkpoint: Path, *, ema: bool = Fals
         check_base(start, checkpoint)
         freeze(model, sections.optimizer, sections.blocks, lora)
         if lora.quantize:
-            release(model, torch.device("cpu"))
+            offered.quantized.release(model, torch.device("cpu"))
         _load_base(start, lora, sections.output_dir, model)
     load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
     return model
@@ -101,7 +101,7 @@ def _load_base(
     """Load the weights that adapters belong to; with a pipeline all its stages call this."""
     start_weights(start, module, verified(start, output_dir), stages)
     if lora.quantize:
-        quantize(module)
+        offered.quantized.quantize(module)
 
 
 def load_weights(

@@ -9,10 +9,10 @@ import logging
 import math
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError, about
 from hpctrain.base.names.run_record import BestValue, RunRecord
 from hpctrain.base.names.step_names import step_name, step_of
 from hpctrain.config.schema import CheckpointConfig
-from hpctrain.errors import ConfigError, StorageError, about
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage, newest_intact
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.run_dir import RunDir

@@ -11,11 +11,11 @@ from typing import Any
 
 import xxhash
 
+from hpctrain.base.errors import ConfigError, DataError, about
 from hpctrain.config.rules.metrics import fields
 from hpctrain.config.schema import DataConfig, TrainConfig
 from hpctrain.data.places.placement import load_index, stamp
 from hpctrain.data.shards.index import FILE, Index, is_url
-from hpctrain.errors import ConfigError, DataError, about
 
 
 def data_digest(data: DataConfig, train: TrainConfig, task: Mapping[str, Any]) -> str:

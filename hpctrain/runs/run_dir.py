@@ -36,6 +36,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import DamageError, InUseError, StorageError
 from hpctrain.base.files.disk import create, open_regular, set_aside, write_atomically
 from hpctrain.base.files.lock import is_locked, open_lock, take
 from hpctrain.base.files.record import read
@@ -44,7 +45,6 @@ from hpctrain.base.names.run_record import AttemptRecord, Progress, RunRecord
 from hpctrain.base.names.step_names import step_of
 from hpctrain.cluster.ranks import epochs
 from hpctrain.config.frozen import digest
-from hpctrain.errors import DamageError, InUseError, StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, newest_healthy
 from hpctrain.tracking import samples
 from hpctrain.tracking.journal import journal_path

@@ -14,9 +14,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.names.run_record import Progress
 from hpctrain.config.schema import CheckpointConfig, TrainConfig
-from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import OLD, checkpoints
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpctrain.base import secrets
-from hpctrain.config.frozen import flat
+from hpctrain.base.files.yaml_file import flat
 from hpctrain.config.identity import changeable, override_key
 
 _GLOBAL = ("experiment", "debug")  # choices that may set any key

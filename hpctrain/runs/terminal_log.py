@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.secrets import mask
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.errors import HpctrainError
 
 log = logging.getLogger(__name__)
 

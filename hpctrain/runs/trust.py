@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.job_environment import TRUST
 from hpctrain.cluster.slurm.queue import user_name
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

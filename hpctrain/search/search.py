@@ -24,11 +24,13 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import why_no_locks
 from hpctrain.base.files.record import written
 from hpctrain.base.secrets import mask, reference
+from hpctrain.base.terminal.console import AS_JSON, say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.patience import watching
 from hpctrain.cluster.slurm.queue import UnreachableError
@@ -36,11 +38,9 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.errors import ConfigError, HpctrainError, LaunchError
 from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
-from hpctrain.launch.output import AS_JSON, say
 from hpctrain.launch.sweeps.before_queueing import check_bounds, notes
 from hpctrain.launch.sweeps.run_code import say_copy
 from hpctrain.runs.code import provenance, snapshot
@@ -170,7 +170,7 @@ class Search:
         self._settings.check_trial(config.data, config.train)
         if not self._cluster:
             local_runs.check(JobRequest.of(config))
-        for _, problem in offered("foreign_targets")([Entry([], config, run)]):
+        for _, problem in offered.foreign_targets.refused([Entry([], config, run)]):
             raise problem
         if config.launch.pack != 1:
             raise ConfigError(

@@ -12,11 +12,11 @@ from typing import Any, Literal, NoReturn
 import msgspec
 from omegaconf import OmegaConf
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.record import Count, Record
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.schema import DataConfig, TrainConfig
-from hpctrain.errors import ConfigError
 from hpctrain.runs.data_digest import most_samples
 
 log = logging.getLogger(__name__)

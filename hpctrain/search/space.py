@@ -18,7 +18,7 @@ import numpy as np
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 from hpctrain.search.trials import FoundSearch
 
 if TYPE_CHECKING:

@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.record import Record
 from hpctrain.base.secrets import reference
 from hpctrain.config.composing.compose import as_asked, quoted
@@ -32,8 +33,7 @@ from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.rules import metrics
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError, StorageError
-from hpctrain.launch.freeze import check
+from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:

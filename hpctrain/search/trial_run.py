@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base import secrets
+from hpctrain.base.errors import HpctrainError, LaunchError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import file_lock
 from hpctrain.base.files.record import read, written
 from hpctrain.base.processes.causes import NON_FINITE, RANK_KILLED, one_line
 from hpctrain.cluster.slurm.queue import me
 from hpctrain.config.frozen import dump, executed
-from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.entry import Entry, Status
 from hpctrain.runs import trust
 from hpctrain.runs.run_dir import RunDir

@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
+from hpctrain.base import gone
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.lock import is_locked
 from hpctrain.base.files.record import read, written
 from hpctrain.base.secrets import expand, reference
 from hpctrain.commands.select import SEARCH_FILE
-from hpctrain.config import gone
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.search.settings import SearchSettings
 
 if TYPE_CHECKING:

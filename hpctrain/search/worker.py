@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.base.errors import ConfigError, HpctrainError
 from hpctrain.base.processes.causes import GPU_MEMORY
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
@@ -32,7 +33,6 @@ from hpctrain.cluster.slurm.requeue import requeue_from_rank
 from hpctrain.engine.faults import early_signals as signals
 from hpctrain.engine.job.here import log_to_stderr, train_frozen
 from hpctrain.engine.job.verdict import close_tracking, is_over, of_run
-from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure, stop_request
 from hpctrain.search import pieces

@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.base.errors import LaunchError, StorageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Record, read, written
 from hpctrain.base.names.run_record import RunRecord, Submission
@@ -22,7 +23,6 @@ from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queued, user_n
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.commands.facts import Facts
 from hpctrain.config.job_request import JobRequest
-from hpctrain.errors import LaunchError, StorageError
 from hpctrain.search.rule import wanted
 from hpctrain.search.trials import FoundSearch
 

@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hpctrain.base.errors import HpctrainError, LaunchError
 from hpctrain.base.files.lock import file_lock
 from hpctrain.base.files.record import read
 from hpctrain.base.processes.child import run_module
 from hpctrain.base.secrets import mask
-from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch.entry import Entry
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import rule, space, trial_run, worker_arrays

@@ -4,9 +4,9 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import described
-from hpctrain.errors import ConfigError
 
 # The attributes by which models of libraries return their tensor: transformers, diffusers.
 _ATTRIBUTES = ("logits", "sample")

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import Sums, described
-from hpctrain.errors import ConfigError
 from hpctrain.tasks.batches import field, in_default_dtype, number_of, prediction
 from hpctrain.tasks.labels import LabelTask
 

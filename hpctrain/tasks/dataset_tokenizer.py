@@ -17,12 +17,12 @@ from typing import Any, Self
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.files.disk import parse_json
 from hpctrain.data.places.origin import Origin, read_blocks
 from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.tokenizer import BYTES, FILE, loaded
-from hpctrain.errors import DataError
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import SplitTask, described
-from hpctrain.errors import ConfigError
 from hpctrain.tasks.batches import field, in_default_dtype
 
 _FIRST = 8  # batches, or micro-batches

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import CutsSequence, SplitTask, Sums
-from hpctrain.errors import ConfigError, DataError
 from hpctrain.tasks.batches import field, in_default_dtype, number_of
 from hpctrain.tasks.dataset_tokenizer import DatasetTokenizer
 from hpctrain.tasks.labels import Labels

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import SplitTask, Sums, described
-from hpctrain.errors import ConfigError
 from hpctrain.tasks.batches import field, in_default_dtype, prediction
 
 _LOSSES = ("mse", "l1", "relative_l2")

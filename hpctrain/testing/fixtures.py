@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.errors import LaunchError
+from hpctrain.base.errors import LaunchError
 from hpctrain.testing.command import TOOL
 
 SETTING = "HPCTRAIN_DEV_CLUSTER"  # the tool reads it: FOLDER:SUBNET of the cluster that is meant

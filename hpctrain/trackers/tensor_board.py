@@ -12,8 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import expanded
-from hpctrain.errors import ConfigError
 from hpctrain.tracking.tracker import OtherTracker
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.terminal import harmless, printable
-from hpctrain.errors import ConfigError
 from hpctrain.tracking.tracker import OtherTracker, Status
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 from hpctrain.tracking.tracker import OtherTracker
 
 _STEP = "global_step"

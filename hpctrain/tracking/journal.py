@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files import record as door
 from hpctrain.base.files.disk import open_below, open_regular
-from hpctrain.errors import StorageError
 from hpctrain.tracking.journal_line import Outline, outline_all, parse, parse_all
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files import record as door
 from hpctrain.base.files.record import Count, Seconds, Time
-from hpctrain.errors import DamageError
 
 
 class _Event(door.Record, frozen=True):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from hpctrain.base import secrets
+from hpctrain.base.errors import DamageError, TrackingError
 from hpctrain.base.files.disk import owner_name, write_atomically
 from hpctrain.base.files.lock import is_locked
 from hpctrain.base.files.record import Count, matching, read_owned
-from hpctrain.errors import DamageError, TrackingError
 from hpctrain.tracking import samples
 from hpctrain.tracking.journal import journal_path, read
 from hpctrain.tracking.store import is_server

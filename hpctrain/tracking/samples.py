@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files import record
 from hpctrain.base.files.disk import open_below, open_regular
 from hpctrain.base.files.record import Count, Record, Time, decode
-from hpctrain.errors import DamageError
 
 IDLE_PERCENT = 5.0  # of a device that is used less in a sample
 _TAIL = 64 * 1024  # bytes; a line is far shorter

@@ -11,8 +11,8 @@ from typing import Any
 
 import requests
 
+from hpctrain.base.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.base.secrets import without_credentials
-from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 
 _TIMEOUT = 3.0
 

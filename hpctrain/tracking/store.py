@@ -22,11 +22,11 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.base.errors import RefusedError, TrackingError, deleted_experiment
 from hpctrain.base.files.disk import owner_name
 from hpctrain.base.files.lock import file_lock, patience, why_no_locks
 from hpctrain.base.files.mounts import TABLE, mount_of
 from hpctrain.base.secrets import mask
-from hpctrain.errors import RefusedError, TrackingError, deleted_experiment
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpctrain.base import secrets
+from hpctrain.base.errors import TrackingError
+from hpctrain.base.files.yaml_file import flat
 from hpctrain.base.processes.child import Process
-from hpctrain.config.frozen import flat
-from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import Journal
 from hpctrain.tracking.journal_line import encode
 from hpctrain.tracking.meta import Meta

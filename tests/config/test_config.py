@@ -20,9 +20,9 @@ from hpctrain.config.job_request import fitting_nodes
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.functions.compose_call import composed
 from hpctrain.insight.reference.help import as_typed
-from hpctrain.launch.freeze import check, freeze
+from hpctrain.launch.functions.compose_call import composed
+from hpctrain.runs.freeze import check, freeze
 from tests.written import write_shards
 
 Compose = Callable[..., Config]

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from hpctrain.config.gone import table
+from hpctrain.base.gone import table
 from hpctrain.config.identity import IDENTITY_VERSION, chosen, identity, signature
 from hpctrain.config.schema import Config, DataConfig, TrainConfig
 from hpctrain.config.schema.key import key, keys, section

@@ -11,13 +11,13 @@ import fsspec
 import numpy as np
 import pytest
 
+from hpctrain.addons.node.node_folder import job_memory
+from hpctrain.addons.node.stage import Stage
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.placement import Folder, load_index, open_place
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.node.node_folder import job_memory
-from hpctrain.node.stage import Stage
 from tests.written import write_shards
 
 
@@ -78,7 +78,7 @@ def test_node_without_a_usable_folder_says_why(source, shards, tmp_path, monkeyp
     )
     with pytest.raises(StorageError, match=f"{tmp_path}/file cannot be made: File exists"):
         open_place(source, "node", shards, folder=tmp_path / "file")
-    monkeypatch.setattr("hpctrain.node.node_folder.free_bytes", lambda folder: 20)
+    monkeypatch.setattr("hpctrain.addons.node.node_folder.free_bytes", lambda folder: 20)
     with pytest.raises(StorageError, match=r"has room for 0.0 MiB of staged shards, and the larg"):
         open_place(source, "node", shards, folder=tmp_path)
 
@@ -125,11 +125,11 @@ def test_a_url_cannot_be_read_in_place(memory, shards, tmp_path):
 
 def test_a_url_needs_room_for_all_shards(memory, source, shards, tmp_path, monkeypatch):
     most = 2 * sum(shard.bytes for shard in shards)  # half of what is free may be used
-    monkeypatch.setattr("hpctrain.node.node_folder.free_bytes", lambda folder: most - 2)
+    monkeypatch.setattr("hpctrain.addons.node.node_folder.free_bytes", lambda folder: most - 2)
     with pytest.raises(StorageError, match="of staged shards, and they have"):
         open_place(memory, "auto", shards, folder=tmp_path)
     open_place(source, "node", shards, folder=tmp_path).close()
-    monkeypatch.setattr("hpctrain.node.node_folder.free_bytes", lambda folder: most)
+    monkeypatch.setattr("hpctrain.addons.node.node_folder.free_bytes", lambda folder: most)
     open_place(memory, "auto", shards, folder=tmp_path).close()
 
 
@@ -203,7 +203,7 @@ def test_the_kind_of_a_file_system(tmp_path, path, kind):
 
 
 def test_a_network_folder_cannot_hold_the_copies(source, shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("hpctrain.node.node_folder.kind_of", lambda folder: "network")
+    monkeypatch.setattr("hpctrain.addons.node.node_folder.kind_of", lambda folder: "network")
     with pytest.raises(StorageError, match="is on a network file system, not of this node"):
         Stage(source, tmp_path)
 
@@ -224,5 +224,5 @@ def test_the_memory_of_the_job(tmp_path, monkeypatch):
         (groups / job / file).write_text(f"{2**30}\n")
         (tmp_path / "cgroup").write_text(f"3:cpuset:/other\n{line}\n")
         found = partial(cgroup.folders, membership=tmp_path / "cgroup", root=groups)
-        monkeypatch.setattr("hpctrain.node.node_folder.cgroup.folders", found)
+        monkeypatch.setattr("hpctrain.addons.node.node_folder.cgroup.folders", found)
         assert job_memory({}) == 2**30

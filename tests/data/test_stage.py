@@ -21,13 +21,13 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hpctrain.addons.node import node_folder
+from hpctrain.addons.node.stage import Stage
 from hpctrain.data.places import origin
 from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError, StorageError
-from hpctrain.node import node_folder
-from hpctrain.node.stage import Stage
 from tests.data.store import FaultyStore
 from tests.written import write_shards
 
@@ -167,7 +167,7 @@ STAGE_ALL = """
     from pathlib import Path
     import tests.data.store
     from hpctrain.data.places.placement import load_index
-    from hpctrain.node.stage import Stage
+    from hpctrain.addons.node.stage import Stage
     source, base = sys.argv[1:3]
     shards = load_index(source).shards
     stage = Stage(source, Path(base))
@@ -204,7 +204,7 @@ SLOW = """
     from hpctrain.data.places.placement import load_index
     from hpctrain.data.places import origin
     origin.BLOCK = 2**14
-    from hpctrain.node.stage import Stage
+    from hpctrain.addons.node.stage import Stage
     source, base, seconds = sys.argv[1:]
     shard = load_index(source).shards[0]
     def slow(path, position, data):

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from hpctrain.addons.node.stage import Stage
 from hpctrain.data.places.verification import check_digest
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources import opened
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
-from hpctrain.node.stage import Stage
 from tests.written import write_shards
 
 

@@ -8,6 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
+from hpctrain.addons.node.stage import Stage
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index
@@ -16,7 +17,6 @@ from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.data.workers.pool import Workers
 from hpctrain.errors import DataError
-from hpctrain.node.stage import Stage
 from tests.data.test_reader import adopted, rewrite
 from tests.written import write_shards
 

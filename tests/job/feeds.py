@@ -11,7 +11,7 @@ from hpctrain.config.schema import Config
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.engine.building.build_data import DataBuilder
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.launch.freeze import check
+from hpctrain.runs.freeze import check
 
 Build = Callable[..., DataBuilder]
 

@@ -15,7 +15,7 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, HpctrainError
-from hpctrain.launch.freeze import check
+from hpctrain.runs.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
 from tests.written import write_shards
 

@@ -13,7 +13,7 @@ from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import HpctrainError
-from hpctrain.launch.freeze import check
+from hpctrain.runs.freeze import check
 from tests.job.feeds import Build, builder, epoch, values
 from tests.written import write_shards
 

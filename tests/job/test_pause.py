@@ -7,7 +7,7 @@ import pytest
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.engine.job.here import train_frozen
-from hpctrain.launch.freeze import check, freeze
+from hpctrain.runs.freeze import check, freeze
 from tests.conftest import hpctrain_on, journal_metrics, only_run, process_kept, run_json
 
 # An evaluation that the undisturbed run does not make would be seen: by plateau and patience, by

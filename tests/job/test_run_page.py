@@ -11,7 +11,7 @@ from hpctrain.config.composing.compose import words
 from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.run_page import tags
-from hpctrain.launch.freeze import freeze
+from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import failure
 

@@ -14,8 +14,8 @@ from hpctrain.base.processes import gpu_driver
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import ConfigError, DataError, StorageError
-from hpctrain.launch.freeze import check, freeze
 from hpctrain.results.text_generation import Generator
+from hpctrain.runs.freeze import check, freeze
 from tests.bounds import EXACT
 from tests.conftest import Completed, run_json, run_module
 

@@ -14,7 +14,7 @@ import pytest
 
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.errors import DataError
-from hpctrain.launch.freeze import check
+from hpctrain.runs.freeze import check
 from tests import forkserver
 from tests.conftest import NET, Completed, only_run, run_json
 

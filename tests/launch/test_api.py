@@ -16,8 +16,8 @@ from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing import compose as command_line
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.functions.compose_call import composed
-from hpctrain.functions.function import LocalFunctionJob
+from hpctrain.launch.functions.compose_call import composed
+from hpctrain.launch.functions.function import LocalFunctionJob
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.sweeps.sweep import Sweep
 from tests import forkserver

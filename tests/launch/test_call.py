@@ -13,9 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from hpctrain.engine.job.call import main
 from hpctrain.errors import ConfigError, StorageError
-from hpctrain.functions.call import main
-from hpctrain.functions.function_call import Call, code_of, encode, read_results
+from hpctrain.launch.functions.function_call import Call, code_of, encode, read_results
 
 
 def test_values_are_those_of_json() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
 from hpctrain.insight.report.plot_command import main
-from hpctrain.results import columns
+from hpctrain.tracking import columns
 from hpctrain.tracking.journal import journal_path
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.tracker import JournalTracker

@@ -10,8 +10,8 @@ import pytest
 from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.errors import StorageError
-from hpctrain.launch.freeze import freeze
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
+from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.start_again import refuse_lost_checkpoints
 from hpctrain.tracking.journal import Journal, journal_path, last_step

@@ -16,9 +16,9 @@ from torch.distributed.checkpoint.metadata import TensorProperties, TensorStorag
 from hpctrain.config.identity import run_path
 from hpctrain.config.schema import Config
 from hpctrain.engine.checkpoint.tensor_reader import misfit
-from hpctrain.launch.freeze import freeze
 from hpctrain.runs.checkpoints.manifest import digest
 from hpctrain.runs.code import trained_code
+from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import Completed, run_json, run_module, runs
 from tests.ranks import run_ranks

@@ -13,11 +13,11 @@ from hpctrain.config.frozen import dump, executed, load
 from hpctrain.config.schema import Config
 from hpctrain.engine.job.here import train_frozen
 from hpctrain.errors import ConfigError
-from hpctrain.launch.freeze import freeze
 from hpctrain.results.commands.branch import branch
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.results.text_generation import Generator
 from hpctrain.runs import trust
+from hpctrain.runs.freeze import freeze
 from hpctrain.runs.run_dir import RunDir
 from tests.conftest import run_module
 

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.addons.node import environment
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.errors import StorageError
+from hpctrain.insight.shell import tools
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import SlurmExecutor
 from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.launch.sweeps.submit_lock import LOCK
-from hpctrain.node import environment, tools
 from hpctrain.runs.run_dir import RunDir
 
 HERE = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ PACK = """
 import sys
 sys.path[:0] = {path!r}
 from pathlib import Path
-from hpctrain.node import environment
+from hpctrain.addons.node import environment
 image = environment.image("out")
 environment.write(image, Path("code/abc"))
 print(image)
@@ -81,7 +82,7 @@ def copies(node: Path) -> list[Path]:
 
 
 def test_the_batch_script_starts_every_python_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpctrain.node.environment._digest", lambda: "1")
+    monkeypatch.setattr("hpctrain.addons.node.environment._digest", lambda: "1")
     config = Config(name="a", output_dir="/runs", launch=LaunchConfig(environment="image"))
     code = Path("/runs/code/abc")
     executor = SlurmExecutor(Path("/x y"), JobRequest.of(config), pythonpath=[code / "project"])

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from hpctrain.commands import sync as sync_module
 from hpctrain.errors import StorageError, TrackingError
-from hpctrain.results import columns
-from hpctrain.tracking import samples
+from hpctrain.tracking import columns, samples
 from hpctrain.tracking.final_status import is_open
 from hpctrain.tracking.journal import Journal, journal_path, last_record, read, read_all
 from hpctrain.tracking.journal_line import encode

@@ -10,8 +10,7 @@ import pytest
 
 from hpctrain.commands.sync import main
 from hpctrain.errors import TrackingError
-from hpctrain.results import links
-from hpctrain.tracking import samples
+from hpctrain.tracking import links, samples
 from hpctrain.tracking.meta import Meta, Uploaded, is_uploaded
 from hpctrain.tracking.page.images import save_image
 from hpctrain.tracking.uploading import nodes

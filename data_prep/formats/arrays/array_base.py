@@ -18,10 +18,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from hpctrain.base.errors import ConfigError, DataError, HpctrainError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import MAX_AXES
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError, HpctrainError
 
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH)"

@@ -13,9 +13,9 @@ import numpy as np
 from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.samples import cast
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError
 
 Values = Array | list[Array]
 """Rows of a field: (n, *shape), or n arrays of any length."""

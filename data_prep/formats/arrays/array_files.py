@@ -14,9 +14,9 @@ from data_prep.formats.arrays import array_hdf5, array_numpy
 from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import check_name
-from hpctrain.errors import ConfigError, DataError
 
 
 def parse_where(text: str) -> list[Where]:

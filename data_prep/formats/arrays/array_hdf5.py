@@ -17,9 +17,9 @@ from data_prep.formats.hdf5.hdf5_storage import (
     object_at,
     of_another_program,
 )
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunks import plugins
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError
 
 _LISTED = 10_000  # names that are looked at when a file is described
 

@@ -19,8 +19,8 @@ from data_prep.formats.arrays.array_base import (
     reading,
 )
 from data_prep.source import SourceFile
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import ConfigError, DataError
 
 _END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and a comment
 _MANY = 2**16 - 1  # what a zip file says if it has this number of members or more

@@ -11,10 +11,10 @@ from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5.groups import has_wildcard
 from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
+from hpctrain.base.errors import DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.storage.layout import Elsewhere, dtype_of, find
-from hpctrain.errors import DataError
 
 _LISTED = 20  # datasets that a message lists
 _CONVERT = "`python -m data_prep python FILE.py:function OUT` can convert it"

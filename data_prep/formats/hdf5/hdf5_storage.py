@@ -19,11 +19,11 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.opening import OTHERS
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.data.shards.storage.file import Damaged
 from hpctrain.data.shards.storage.layout import Circle, Elsewhere, check_here, walk
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import DataError
 
 SHOWN = 20  # names that a message lists
 _SPARSE = ("data", "indices", "indptr")

@@ -12,12 +12,12 @@ from data_prep.dataset import moments_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.shard import digest_file
 from hpctrain.data.shards.storage.chunks import Chunked
 from hpctrain.data.shards.storage.layout import ShardLayout
-from hpctrain.errors import DataError
 
 
 @dataclass(frozen=True)

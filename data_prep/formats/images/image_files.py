@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from data_prep.formats.samples import Unusable
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.sources import images
-from hpctrain.errors import ConfigError, DataError
 
 # Also those of formats that are refused: such a file is an image that is missing, not another file.
 SUFFIXES = frozenset(

@@ -17,9 +17,9 @@ from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
 from data_prep.source import BadRecords, SourceFile
 from data_prep.writing.commit import PARTIAL
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.index import FILE
-from hpctrain.errors import ConfigError, DataError
 
 FOLDER = "folder"  # the name of the column that holds the folders below a root
 SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing"))

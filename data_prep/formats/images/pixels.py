@@ -37,10 +37,10 @@ from data_prep.formats.images.image_files import (
 )
 from data_prep.formats.samples import Unusable
 from data_prep.options import add_options
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.images import is_deep, orientation, pillow, planes, upright
-from hpctrain.errors import ConfigError
 
 _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again

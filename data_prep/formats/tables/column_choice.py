@@ -9,8 +9,8 @@ from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
 from data_prep.formats.tables.csv_files import Csv
 from data_prep.source import SourceFile
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
-from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.formats.samples import lost
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import DTYPES, Field
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import ConfigError, DataError
 
 _CODES = "int32"  # dtype of the codes of categories
 WHOLE = re.compile(r"[+-]?\d{1,300}")

@@ -21,7 +21,7 @@ import numpy as np
 from data_prep.console import size
 from data_prep.formats.files import FileRange
 from data_prep.formats.opening import one_line, opened, pyarrow
-from hpctrain.errors import DataError
+from hpctrain.base.errors import DataError
 
 BLOCK = 4 * 2**20  # bytes that are parsed at once; those of the first block decide the types
 SHOWN = 60  # characters of a value in a message

@@ -15,7 +15,7 @@ from data_prep.formats.opening import GROWTH, OTHERS, open_parquet, parquet_rows
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch, csv_rows, csv_schema
 from data_prep.source import SourceFile
-from hpctrain.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError, DataError
 
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet"}
 PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.parquet")

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from data_prep.formats.files import FileRange, line_at, lines_of, ranges
 from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
 from data_prep.source import BadRecords, SourceFile
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
-from hpctrain.errors import ConfigError, DataError
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
 MAX_DOCUMENT = 2**30

@@ -17,10 +17,10 @@ import xxhash
 
 from data_prep.libraries import library
 from data_prep.source import content_of
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.ragged import Ragged, offsets_of
 from hpctrain.data.shards.types import Array
 from hpctrain.data.tokenizer import BYTES, FILE, loaded
-from hpctrain.errors import ConfigError, DataError
 
 _EOD = "<|endoftext|>"
 # The end-of-document tokens of well-known tokenizers.

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from hpctrain.addons.looking.held_values import HeldValues
 from hpctrain.addons.looking.rows import check_buffers, check_mask
 from hpctrain.addons.looking.trial import TrialPasses
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -29,7 +30,6 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.tasks.task import Task, TaskState, at_step, is_foreign, name_of
-from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)

@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data import generators
 from hpctrain.engine.tasks.task import is_foreign, name_of
-from hpctrain.errors import ConfigError
 
 _OF_MODULES = {  # what every module has, and every optimizer, and what evaluations reset
     *vars(nn.Module()),

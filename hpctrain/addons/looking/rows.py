@@ -12,6 +12,7 @@ import torch.distributed as dist
 import xxhash
 
 from hpctrain.addons.looking.trial import TrialPasses, near, other_rows
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
@@ -19,7 +20,6 @@ from hpctrain.engine.layers.dry_run import stored_buffers
 from hpctrain.engine.parallel.preparing.batch_norm import FILLED_UP, depending
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, name_of
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 
 _PROBE = 2**20  # bytes
 

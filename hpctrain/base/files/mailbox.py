@@ -15,9 +15,9 @@ import os
 from pathlib import Path
 from typing import ClassVar, Self
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Record, read_owned, written
-from hpctrain.errors import DamageError
 
 
 class Message(Record, frozen=True):

@@ -36,8 +36,8 @@ from typing import Annotated, Any, BinaryIO, ClassVar, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import open_regular
-from hpctrain.errors import DamageError
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from typing import Any, NoReturn
 
 import yaml
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import open_regular
-from hpctrain.errors import ConfigError
 
 LONGEST = 1 << 20  # bytes of a file
 _MOST = 50_000  # values of a file, each alias counted with all that it stands for
@@ -200,3 +200,14 @@ class _Tree:
 
     def _refuse(self, node: Any, reason: str) -> NoReturn:
         raise ConfigError(f"{self._where}: line {node.start_mark.line + 1}: {reason}")
+
+
+def flat(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a mapping of mappings by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[f"{prefix}{key}"] = value
+    return found

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.files.mailbox import Message
 from hpctrain.base.files.record import (
@@ -26,7 +27,6 @@ from hpctrain.base.files.record import (
     matching,
     read,
 )
-from hpctrain.errors import DamageError
 
 log = logging.getLogger(__name__)
 

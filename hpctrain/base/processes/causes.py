@@ -17,8 +17,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.processes import frames
-from hpctrain.errors import HpctrainError
 
 
 class Cause(NamedTuple):

@@ -16,6 +16,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from itertools import zip_longest
 from typing import Any
 
@@ -25,8 +26,10 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from hpctrain.base.terminal.terminal import harmless, printable, unguarded
+from hpctrain.base.terminal.terminal import harmless, indented, printable, unguarded
 
+# --json of -m, which Hydra stands between: one object on standard output says what was done.
+AS_JSON: ContextVar[bool] = ContextVar("as_json", default=False)
 _NO_EDGE = 100_000  # the width of a file or a pipe, in characters
 _SHORT = 24  # a text of so many characters stays on one line: `3 h 20 min`
 _GAP = 2  # blanks between two columns
@@ -199,3 +202,8 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def say(text: str, style: str = "") -> None:
+    """Print a line on standard error."""
+    Console(stderr=True, soft_wrap=True).print(Text(indented(text), style))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 
-from hpctrain.errors import DistributedError
+from hpctrain.base.errors import DistributedError
 
 _COMMA = re.compile(r",(?![^\[\]]*\])")  # outside of brackets
 _ITEM = re.compile(r"(?:[^\[\],]|\[[^\[\]]*\])+")

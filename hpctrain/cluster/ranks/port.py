@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.errors import PortTakenError
+from hpctrain.base.errors import PortTakenError
 
 # Below every usual ephemeral range (Linux: 32768-60999) and above the well-known services.
 _LOW = 12_000

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.cluster.ranks.hostlist import expand_hostlist, expand_tasks
 from hpctrain.cluster.ranks.port import master_port
-from hpctrain.errors import DistributedError
 
 # Slurm counts the steps of srun from 0; the shell of `salloc` and the like have the last numbers.
 _SPECIAL_STEPS = 0xFFFFFFF0

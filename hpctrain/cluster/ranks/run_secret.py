@@ -16,8 +16,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.files import disk
-from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ There `export` is called, so it does not matter how the environment of the ranks
 import os
 from collections.abc import Mapping, MutableMapping
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.job import ALLOCATOR, GLOO, variables
 from hpctrain.config.schema import NetworkConfig, TrainConfig
-from hpctrain.errors import ConfigError
 
 # The number of collective operations that torch's flight recorder keeps, which
 # `hpctrain.engine.faults.collectives` reads. The second name is the older one.

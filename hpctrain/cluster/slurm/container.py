@@ -18,9 +18,9 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.config.schema import ContainerConfig
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ it at the same time. It divides neither the memory nor, with `shard`, the time o
 import functools
 import math
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.node_kinds import kinds_in
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.errors import ConfigError
 
 _KINDS = ("mps", "shard")
 """The better one first: with both, Slurm 22.05 does not tell a step of a shard which GPU it has."""

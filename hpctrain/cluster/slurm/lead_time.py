@@ -13,11 +13,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.names.run_record import Progress
 from hpctrain.cluster.slurm.partition_limit import minutes
 from hpctrain.cluster.slurm.queue import ask
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import DamageError
 
 LEAD, GRACE = "HPCTRAIN_LEAD_S", "HPCTRAIN_GRACE_S"
 """The variables with which the batch script tells its ranks what it was queued with."""

@@ -12,8 +12,8 @@ A spare takes the place of a node that is lost: with --no-kill Slurm only takes 
 
 from collections.abc import Iterator, Sequence
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.errors import ConfigError
 
 
 def node_options(

@@ -19,13 +19,13 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+from hpctrain.base.errors import DistributedError, LaunchError
 from hpctrain.base.forks import run
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm import patience
 from hpctrain.cluster.slurm.job_environment import clean_environment
 from hpctrain.cluster.slurm.node_range import listed
-from hpctrain.errors import DistributedError, LaunchError
 
 log = logging.getLogger(__name__)
 

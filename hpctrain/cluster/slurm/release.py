@@ -7,9 +7,9 @@ import functools
 import re
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.partition_limit import cluster_config, value_of
 from hpctrain.cluster.slurm.queue import ask
-from hpctrain.errors import ConfigError
 
 _SINCE = {"mem-update": (26, 5), "requeue": (25, 11), "stepmgr": (24, 5)}
 

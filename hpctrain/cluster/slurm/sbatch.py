@@ -8,13 +8,13 @@ import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
 
+from hpctrain.base.errors import LaunchError
 from hpctrain.cluster.slurm import node_kinds
 from hpctrain.cluster.slurm.partition_limit import cluster_config
 from hpctrain.cluster.slurm.patience import pause
 from hpctrain.cluster.slurm.queue import NO_CONTROLLER, UnreachableError, call, me, queued
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.errors import LaunchError
 
 
 def available() -> bool:

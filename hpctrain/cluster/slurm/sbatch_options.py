@@ -7,10 +7,10 @@ import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm import gpu_parts, release
 from hpctrain.cluster.slurm.node_range import node_options
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.errors import ConfigError
 
 Options = dict[str, str | int | bool]
 """The value of each option; True means an option without a value."""

@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.secrets import shell_word
 from hpctrain.cluster.slurm import steps
 from hpctrain.cluster.slurm.container import (
@@ -40,7 +41,6 @@ from hpctrain.cluster.slurm.sbatch_options import (
 )
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig, SiteConfig
-from hpctrain.errors import ConfigError
 
 _IN_STEPS = ("run", "work")  # what steps.sh starts again; others run once
 _CHECKED = """\

@@ -28,13 +28,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.explain import as_default, explain, of_section, same_name
 from hpctrain.config.frozen import from_omegaconf, known_keys, types
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, all_keys, all_members
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
 
 _NUMBERS = ("int", "int | None", "float", "float | None", "list[int]", "list[int] | None")
 

@@ -18,12 +18,12 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config import launcher_keys
 from hpctrain.config.composing.compose import as_asked, quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
 
 
 class Composer:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import ParallelConfig
-from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.names.metric_names import better
 from hpctrain.config.metric_registry import TRAIN_LOSS, TRAIN_NAME, registered
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
 
 _OF_TRAINING = [m.name for m in registered("train") if m.name not in (TRAIN_LOSS, TRAIN_NAME)]
 _OF_SPEED = [metric.name for metric in registered("perf")]

@@ -6,10 +6,10 @@ loop: {_target_: my_package.gan.train}     any function whose first argument is 
 
 from collections.abc import Iterator, Sequence
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config, ParallelConfig
-from hpctrain.errors import ConfigError
 
 OURS = "hpctrain.supervised"
 SCRIPT = "hpctrain.session"  # the loop is the program that has opened the session

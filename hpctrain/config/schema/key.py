@@ -18,7 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from hpctrain.config import gone
+from hpctrain.base import gone
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema.key import TOO_LARGE, key, section
-from hpctrain.errors import ConfigError
 
 _MOST = 10_000  # numbers in a range: each is checked before a job is queued
 

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Batch
-from hpctrain.errors import DataError
 
 IDLE = 8  # free buffers of one size that are kept
 PAGE = 2**12  # bytes

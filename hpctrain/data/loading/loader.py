@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.loading.collate import Buffers, Collate, Layout
 from hpctrain.data.loading.prefetcher import BatchReader, Prefetcher
 from hpctrain.data.loading.steps import Planner, Step, Steps, Tail
@@ -27,7 +28,6 @@ from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.shards.types import Batch, Int64s
 from hpctrain.data.source import SampleId, Source
 from hpctrain.data.workers.pool import Workers
-from hpctrain.errors import DataError
 
 
 class Loader:

@@ -24,10 +24,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.source import InBlocks, Source
-from hpctrain.errors import ConfigError, DataError
 
 Tail = Literal["drop", "pad"]
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import xxhash
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.index import FILE, Index, Shard, is_url
-from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 

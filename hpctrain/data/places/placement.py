@@ -15,13 +15,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.units import readable
 from hpctrain.data.shards.index import FILE, Index, Shard, is_url
-from hpctrain.errors import ConfigError, StorageError
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ def _make(folder: Path) -> None:
 
 
 def _open_stage(source: str | Path, base: Path, needed: int) -> ShardPlace:
-    stage: Any = offered("stage")(source, base)
+    stage = offered.Stage(source, base)
     if stage.budget_bytes < needed:
         budget = stage.budget_bytes
         stage.close()

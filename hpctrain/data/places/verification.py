@@ -13,9 +13,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.places.origin import Origin, pour
 from hpctrain.data.shards.index import Shard
-from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 

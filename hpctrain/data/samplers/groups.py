@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.permutation import hashes, make_key
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import DataError
 
 _TRIES = 64
 _WORK = 10**7  # groups, or samples with strata, that are looked at in all tries together

@@ -24,10 +24,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
 from hpctrain.data.samplers.permutation import groups, make_key
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import ConfigError, DataError
 
 _PERIOD = 65_536
 _GOLDEN_RATIO = (math.sqrt(5) - 1) / 2

@@ -15,9 +15,9 @@ from typing import Protocol
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.permutation import MAX_COUNT, groups, make_key, permute
 from hpctrain.data.shards.types import Int64s
-from hpctrain.errors import DataError
 
 
 class Sampler(Protocol):

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.samplers.groups import first_seen
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.ragged import hash_rows
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import Source
-from hpctrain.errors import ConfigError, DataError
 
 CHUNK = 65_536  # samples read at a time
 

@@ -5,8 +5,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.files.record import Count
-from hpctrain.errors import DataError
 
 # Little-endian in the file. Other values are stored as one of these: bool as uint8, complex numbers
 # as two fields, strings as UTF-8 bytes, uint64 (torch cannot compute with it) as int64.

@@ -69,10 +69,10 @@ from typing import Any, ClassVar, Self
 
 import xxhash
 
+from hpctrain.base.errors import DamageError, DataError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Count, Finite, Record, decode, read_bytes
 from hpctrain.data.shards.field import Field
-from hpctrain.errors import DamageError, DataError
 
 FILE = "index.json"
 FORMAT = "hpctrain-shards"

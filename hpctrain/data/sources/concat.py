@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, new_arrays
-from hpctrain.errors import DataError
 
 
 class Concat(Source):

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
 from hpctrain.data.shards.storage.file import Stamp
 from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import DataError
 
 if TYPE_CHECKING:
     import torch

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.forks import PerProcess
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source
-from hpctrain.errors import ConfigError, DataError
 
 Size = tuple[int, int]  # height, width
 _Fit = Literal["exact", "crop", "stretch"]

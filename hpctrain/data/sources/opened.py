@@ -22,6 +22,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.data.places.placement import ShardPlace
 from hpctrain.data.places.verification import check_digest
@@ -31,7 +32,6 @@ from hpctrain.data.shards.storage.file import FACTS, Stamp, clock, patiently
 from hpctrain.data.shards.storage.layout import ShardLayout
 from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
-from hpctrain.errors import DataError
 
 log = logging.getLogger(__name__)
 

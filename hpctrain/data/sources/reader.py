@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.forks import PerProcess
 from hpctrain.data.places.placement import ShardPlace, load_index, open_place
 from hpctrain.data.samplers.order import EndToEnd
@@ -30,7 +31,6 @@ from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.datasets import Datasets
 from hpctrain.data.sources.opened import OpenShards
-from hpctrain.errors import DataError
 
 T = TypeVar("T")
 

@@ -17,12 +17,12 @@ from functools import lru_cache, partial
 
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.order import EndToEnd
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.source import SampleId, Source, new_arrays
 from hpctrain.data.sources.reader import BLOCK_BYTES, Reader
-from hpctrain.errors import DataError
 
 DOCUMENT = "_document"
 _MAX_OFFSETS = 64  # shards whose offsets are kept

@@ -13,11 +13,11 @@ from contextlib import suppress
 from multiprocessing import spawn
 from typing import BinaryIO, NamedTuple
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Array, Int64s
 from hpctrain.data.workers.process import STACKS, VARIABLE, BatchTask
 from hpctrain.data.workers.samples import Transform
 from hpctrain.data.workers.shared import Segment
-from hpctrain.errors import ConfigError
 
 Rows = dict[str, Array]
 

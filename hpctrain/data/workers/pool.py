@@ -34,6 +34,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.forks import JOB_SIGNALS
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Int64s
@@ -42,7 +43,6 @@ from hpctrain.data.workers.child import PendingBatch, Rows, WorkerChild, pickled
 from hpctrain.data.workers.process import MESSAGE, VARIABLE, BatchTask, Reply
 from hpctrain.data.workers.samples import Sample, SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Packed, Segment
-from hpctrain.errors import ConfigError, DataError
 
 _pools: "weakref.WeakSet[Workers]" = weakref.WeakSet()
 

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.forks import JOB_SIGNALS, die_with
 from hpctrain.data.workers.samples import SampleRandom, Transform, apply
 from hpctrain.data.workers.shared import Packed, Segment
-from hpctrain.errors import ConfigError, DataError
 
 STACKS = signal.SIGURG  # asks a worker where it is; a process that does not know it ignores it
 MESSAGE = 64 * 1024  # bytes of the longest message

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import ConfigError, DataError
 
 Sample = dict[str, Any]
 Transform = Callable[[Sample, np.random.Generator], Mapping[str, Any]]

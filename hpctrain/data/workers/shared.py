@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.errors import DataError
+from hpctrain.base.errors import DataError
 
 ALIGNMENT = 64  # bytes: a cache line, and what torch asks of memory for its vector code
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xxhash
 
+from hpctrain.base.errors import DataError
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
@@ -26,7 +27,6 @@ from hpctrain.data.shards.index import Shard, Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.errors import DataError
 
 if TYPE_CHECKING:  # what a data set does not need is imported where it is made
     from hpctrain.data.sources.windows import Windows

@@ -13,7 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import CheckpointConfig, LoRAConfig
 from hpctrain.engine.checkpoint.saved_state import plain_name
@@ -22,7 +23,6 @@ from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.errors import ConfigError, HpctrainError, StorageError
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.runs.checkpoints.matching import Match, listed, renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
@@ -58,7 +58,7 @@ def load_initial(
     if adapted:
         _refuse_gaps(model.module, {*found.initial})
         if lora.quantize:
-            offered("quantized").quantize(model.module)
+            offered.quantized.quantize(model.module)
     if ranks.is_main:
         log.info("the weights of %s: %s", start.init_from, found)
 

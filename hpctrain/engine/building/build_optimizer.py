@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.parameter_rules import NAMED, NEEDS_CLOSURE, weight_decay_of
 from hpctrain.config.schema import OptimizerConfig
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.preparing.whole_model import Setting
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.errors import ConfigError
 
 # By package. The steps of torch's Muon are those of DTensors, whose norms are of whole parameters.
 _ELEMENTWISE = {

@@ -13,7 +13,8 @@ import msgspec
 import torch
 from torch import nn
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.record import convert
 from hpctrain.base.names.run_record import BestValue
 from hpctrain.config.schema import TrainConfig
@@ -35,7 +36,6 @@ from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.saving import Every, Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.tasks.task import Task
-from hpctrain.errors import ConfigError
 from hpctrain.runs.code import trained_code
 from hpctrain.tracking.tracker import Tracker
 
@@ -111,7 +111,7 @@ class Around:
         slow = None
         if ranks.world_size > 1:
             say = partial(notes.say, "slow_rank")
-            slow = offered("slow_ranks").SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
+            slow = offered.slow_ranks.SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
         every = report_every(config.train, max_steps), saves.every_steps
         return Stepping(
             feed=feed,
@@ -169,7 +169,7 @@ def parts_of_user(
     """
     needed = "a class that inherits from hpctrain.Part"
     needed += " or hpctrain.training.Hook" if trained else ""
-    hook = offered("hooks")
+    hook = offered.hooks
     made = instantiate_all("hooks", nodes, (Part, hook.Hook) if trained else Part, needed, seed)
     parts: list[Part] = [each for each in made if isinstance(each, Part)]
     for part in filter(lambda each: each.name, parts):

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hpctrain.base.errors import DataError
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.samplers.groups import divide
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.samplers.permutation import make_key
 from hpctrain.data.samplers.subset import group_keys, of_groups, parse_subset
 from hpctrain.data.sources.reader import Reader
-from hpctrain.errors import DataError
 
 
 class ChosenSamples:

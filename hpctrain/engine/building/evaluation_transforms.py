@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
@@ -24,7 +25,6 @@ from hpctrain.data.workers.pool import Workers
 from hpctrain.data.workers.samples import OneByOne, SampleRandom, asked_for
 from hpctrain.data.workers.samples import Watched as WatchedSamples
 from hpctrain.engine.building.instantiate import instantiate_all
-from hpctrain.errors import ConfigError
 
 
 class EvaluationTransforms:

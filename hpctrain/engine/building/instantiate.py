@@ -13,9 +13,8 @@ import hydra.utils
 import xxhash
 from hydra.errors import InstantiationException
 
-import hpctrain
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.generators import seeded_generators
-from hpctrain.errors import ConfigError
 
 
 def instantiate(key: str, node: Mapping[str, Any], *args: Any, seed: int | None = None) -> Any:
@@ -67,7 +66,9 @@ def _frames_of_user(error: BaseException) -> str:
     """Return where the error was raised, without the frames of hpctrain, Hydra and the importer."""
     while error.__cause__ is not None:
         error = error.__cause__
-    ours = tuple(f"{Path(file).parent}{os.sep}" for file in (hpctrain.__file__, hydra.__file__))
+    ours = tuple(
+        f"{each}{os.sep}" for each in (Path(__file__).parents[2], Path(hydra.__file__).parent)
+    )
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)

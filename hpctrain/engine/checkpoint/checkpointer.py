@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
 )
 
+from hpctrain.base.errors import MisfitError, StorageError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.data import generators
 from hpctrain.engine.checkpoint import metadata_file
@@ -47,7 +48,6 @@ from hpctrain.engine.checkpoint.tensor_reader import TensorReader, misfit
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.errors import MisfitError, StorageError
 from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest, Progress
 

@@ -15,8 +15,8 @@ import xxhash
 from torch.distributed.checkpoint import metadata as classes
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import open_regular
-from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import NAME, Manifest
 
 METADATA = ".metadata"

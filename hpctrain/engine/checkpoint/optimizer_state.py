@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.checkpoint.saved_state import empty_of
 from hpctrain.engine.distributed.tensors import local
-from hpctrain.errors import ConfigError
 
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.Tensor)
 _INNER = (torch.Tensor, list, tuple, dict)

@@ -12,7 +12,8 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict
 from torch.distributed.tensor import DTensor
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.checkpoint.saved_state import module_state, plain_name
 from hpctrain.engine.checkpoint.stored_weights import StoredWeights
 from hpctrain.engine.checkpoint.tensor_reader import copies_apart
@@ -20,7 +21,6 @@ from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import dtype_name, is_released
 from hpctrain.engine.layers.lora import adapted, is_adapter
 from hpctrain.engine.layers.ties import ties
-from hpctrain.errors import ConfigError
 from hpctrain.runs.checkpoints.matching import Dtypes, Match, Rename, match
 
 
@@ -57,7 +57,7 @@ def start_from(
         if name in here:
             whole = torch.empty(own[name].shape, dtype=own[name].dtype, device=own[name].device)
             weights.load({here[name]: whole})
-            offered("quantized").pack(*place, whole)
+            offered.quantized.pack(*place, whole)
     if stages is not None or any(isinstance(value, DTensor) for value in own.values()):
         differ = [pair for part in objects.all_gather(differ) for pair in part]
     if differ:

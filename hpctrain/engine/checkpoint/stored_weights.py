@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from hpctrain.base.errors import StorageError
 from hpctrain.engine.checkpoint.tensor_reader import TensorReader
 from hpctrain.engine.distributed.tensors import dtype_name, local, own_region
-from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.matching import torch_name
 from hpctrain.runs.checkpoints.weight_files import Stored, WeightFiles
 

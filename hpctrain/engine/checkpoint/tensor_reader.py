@@ -27,11 +27,11 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 from torch.futures import Future
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.engine.checkpoint import metadata_file
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import dtype_name, local
-from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.matching import fits, misshapen
 
 _SHOWN = 4  # weights that do not fit

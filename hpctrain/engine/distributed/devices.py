@@ -24,12 +24,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.errors import ConfigError, DistributedError, NoGpuError
 from hpctrain.base.processes import gpu_driver
 from hpctrain.base.processes.causes import one_line
 from hpctrain.base.terminal.terminal import few
 from hpctrain.base.units import GIB
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
-from hpctrain.errors import ConfigError, DistributedError, NoGpuError
 
 log = logging.getLogger(__name__)
 _PATIENCE = timedelta(seconds=20)  # then the ranks that are waited for are named

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.base.errors import DistributedError, JoinError
 from hpctrain.base.processes.causes import one_line
 from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks import run_secret
@@ -28,7 +29,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.engine.distributed import long_work, members
 from hpctrain.engine.distributed.devices import agree, keep_to_share
-from hpctrain.errors import DistributedError, JoinError
 
 log = logging.getLogger(__name__)
 _ONE_CORE = LaunchConfig()

@@ -20,8 +20,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.processes import marks
-from hpctrain.errors import DistributedError
 
 if TYPE_CHECKING:
     from torch.distributed import Store

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.run_secret import sign
 from hpctrain.engine.distributed.objects import device_of
-from hpctrain.errors import DistributedError
 
 _BYTES = 32  # of a nonce and of a signature
 

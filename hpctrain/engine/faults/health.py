@@ -34,13 +34,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.errors import HealthError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.names.step_names import step_name
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.reducing.scalars import Copied, Number, is_late, send
-from hpctrain.errors import HealthError
 
 log = logging.getLogger(__name__)
 

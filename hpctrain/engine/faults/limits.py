@@ -15,10 +15,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import Record, Seconds, read, written
 from hpctrain.base.processes.marks import PHASES
-from hpctrain.errors import DamageError
 
 _KEPT, _ENOUGH = 20, 3
 _TIMES, _LONGEST_TIMES, _AFTER_DEATH = 10, 3, 4

@@ -21,6 +21,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
+from hpctrain.base.errors import LateRankError
 from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import Hang
 from hpctrain.base.processes import frames, marks
@@ -30,7 +31,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import HangConfig
 from hpctrain.engine.faults.observer import FOLDER
 from hpctrain.engine.faults.process_state import ObserverSettings, PagePlace
-from hpctrain.errors import LateRankError
 
 log = logging.getLogger(__name__)
 _BEAT_S, _END_S = 0.5, 2.0

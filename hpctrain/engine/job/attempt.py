@@ -14,7 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import (
+    HpctrainError,
+    MisfitError,
+    NodeError,
+    NoGpuError,
+    PortTakenError,
+    StorageError,
+)
 from hpctrain.base.processes.causes import (
     ANOTHER_RANK,
     NODE,
@@ -33,14 +41,6 @@ from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.distributed import devices
 from hpctrain.engine.job import run_page
 from hpctrain.engine.steps.stepping import Outcome
-from hpctrain.errors import (
-    HpctrainError,
-    MisfitError,
-    NodeError,
-    NoGpuError,
-    PortTakenError,
-    StorageError,
-)
 from hpctrain.runs.checkpoints.manifest import put_back
 from hpctrain.runs.code import provenance, trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -152,7 +152,7 @@ class Attempt:
             return
         job, hosts = self._config.job, list[str]()
         if isinstance(error, NoGpuError):
-            hosts = offered("preflight").lost_gpu(job, self._run, self._ranks, error.hosts)
+            hosts = offered.preflight.lost_gpu(job, self._run, self._ranks, error.hosts)
         # If MASTER_PORT names the port, a restart would find the same.
         if hosts or (isinstance(error, PortTakenError) and "MASTER_PORT" not in os.environ):
             cause = NODE if hosts else PORT
@@ -200,7 +200,7 @@ class Attempt:
         facts = {"reason": reason} if reason else {}
         if self._ranks.launcher == "slurm":
             try:
-                facts["waste"] = offered("unused")(self._run.path)
+                facts["waste"] = offered.right_size.unused(self._run.path)
             except Exception as error:  # advice never costs a finished run
                 log.warning("what the job did not need is not known: %s", error)
         self._run.end_attempt("finished", result=result, **facts)
@@ -273,7 +273,7 @@ class Attempt:
         )
         if not others:
             return journal
-        several: Tracker = offered("trackers")(journal, others, self._run.path, name, known.uid)
+        several = offered.SeveralTrackers(journal, others, self._run.path, name, known.uid)
         return several
 
     def _record_data(self) -> None:

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import private_folder
-from hpctrain.errors import StorageError
 
 TORCH, TRITON = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
 HEADERS = "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"

@@ -18,7 +18,8 @@ from functools import partial
 
 import torch
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.base.forks import at_end_of_parent
 from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks import epochs
@@ -41,7 +42,6 @@ from hpctrain.engine.session import Session, Stopped
 from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.engine.supervised.deterministic import deterministic
-from hpctrain.errors import ConfigError, LateRankError, MisfitError
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.failure import recorded
@@ -104,7 +104,7 @@ def _opened(
         at_end_of_parent(signal.SIGTERM)
     # A process that was started by hand is looked at only on demand.
     asked = ranks.launcher == "slurm" or config.job.launch.preflight == "full"
-    checks = offered("preflight") if asked and not ranks.piece else None
+    checks = offered.preflight if asked and not ranks.piece else None
     if checks is not None:
         checks.wait_for_gpus(given.parallel.device, config.job.launch, run, ranks)
     # From here on a signal is a stop request and no longer ends the process.
@@ -128,7 +128,7 @@ def _opened(
         if checks is not None:
             sections = config.job, given.parallel, config.network, given.data
             checks.check_nodes(*sections, run, ranks, device)
-        with offered("monitor")(config.monitor, run.path, ranks, job_gpus(device)):
+        with offered.monitored(config.monitor, run.path, ranks, job_gpus(device)):
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, _trained_s(run, ranks))
             marks.open_page().where = partial(where, ranks.world_size, stacks)

@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, DataError, LaunchError, TrackingError
 from hpctrain.base.secrets import mask_logging
 from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules import own_loop
 from hpctrain.config.sections import RunSections
-from hpctrain.errors import ConfigError, DataError, LaunchError, TrackingError
-from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
+from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def _train_to_the_end(
 
         code = train(RunSections.of(config), run, ranks, began)
     if code == 0 and ranks.is_main and run.read().paused_at is None:
-        offered("summary")(run, config.metric, config.tracking)
+        offered.summary.show(run, config.metric, config.tracking)
     return code
 
 
@@ -171,10 +171,10 @@ def _show_finished(tracking: TrackingConfig, run: RunDir, metric: str) -> None:
 
     if tracking.enabled and tracking.upload and left_behind(run.path):
         try:
-            offered("sync")([run.path])
+            offered.sync([run.path])
         except TrackingError as error:
             log.warning("%s", error)
-    offered("summary")(run, metric, tracking)
+    offered.summary.show(run, metric, tracking)
 
 
 @contextmanager

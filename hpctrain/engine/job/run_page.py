@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from hpctrain import __version__
 from hpctrain.base.processes import gpu_driver
+from hpctrain.base.version import __version__
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.placement import load_index

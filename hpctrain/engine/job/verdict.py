@@ -22,13 +22,13 @@ import os
 import sys
 from pathlib import Path
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import HpctrainError
 from hpctrain.base.names.run_record import AttemptKey
 from hpctrain.base.processes.causes import named
 from hpctrain.base.processes.child import run_module
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.frozen import load
-from hpctrain.errors import HpctrainError
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.shared_job import is_elsewhere
 from hpctrain.runs.state.verdict import GOES_ON, LEAVES, after_srun
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         key = AttemptKey(job.job_id, job.restart_count, int(argv[2]) if inside else 0)
         over: RunDir | None
         if (folder / "worker.json").exists():
-            over, words = offered("search.verdict")(folder, code, key)
+            over, words = offered.pieces.of_worker(folder, code, key)
         else:
             run = RunDir.open(folder)
             last = run.read().attempt.key  # a script without STEP may have started several, too

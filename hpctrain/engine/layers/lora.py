@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.distributed.tensors import wide
-from hpctrain.errors import ConfigError
 
 _ADAPTERS = ("lora_A", "lora_B")
 _SHOWN = 8

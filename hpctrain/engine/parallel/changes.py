@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.division import bubble
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel import second_gradients
@@ -28,7 +29,6 @@ from hpctrain.engine.parallel.reducing.expert_loads import compute_eagerly
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.fsdp import shard
 from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ def change(
             tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
             setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if train.lora.quantize:
-        offered("quantized").release(model, storage)
+        offered.quantized.release(model, storage)
     if values == "built":
         place(model, storage, mesh.stage_group)
     if degrees.tp > 1:

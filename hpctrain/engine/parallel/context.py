@@ -20,9 +20,9 @@ import torch.distributed._functional_collectives as collectives  # the compiler 
 from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.division import length_problem
 from hpctrain.engine.layers.attention import attend
-from hpctrain.errors import ConfigError
 
 Masks = tuple[torch.Tensor, ...]
 

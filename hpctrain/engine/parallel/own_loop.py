@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.own_loop import layout_problems
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.dry_run import same_modes
@@ -27,7 +28,6 @@ from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.engine.parallel.setup import Training
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
-from hpctrain.errors import ConfigError
 
 
 def spread(

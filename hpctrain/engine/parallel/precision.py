@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import PrecisionConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.gpu_support import lack
 from hpctrain.engine.parallel.reducing.scalars import Number
-from hpctrain.errors import ConfigError
 
 DTYPES = {
     "fp64": torch.float64,

@@ -20,8 +20,8 @@ from torch import nn
 from torch.distributed.fsdp import _common_utils
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.errors import ConfigError
 
 
 def _has_gradient(leaf: Any) -> bool:

@@ -20,12 +20,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from pathlib import Path
 from typing import ClassVar
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.names.metric_names import better
 from hpctrain.base.names.run_record import Progress
 from hpctrain.config.metric_registry import EPOCH
 from hpctrain.engine.parts.improvement import Improvement
-from hpctrain.errors import DamageError
 
 log = logging.getLogger(__name__)
 EVERY_S = 5.0

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import xxhash
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data import generators
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.part import Part
-from hpctrain.errors import ConfigError
 
 _KIND = "__kind__"  # of a value that JSON has no form for
 

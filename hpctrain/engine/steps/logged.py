@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.metric_registry import EPOCH, RUNG
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 from hpctrain.engine.part import Part
-from hpctrain.errors import ConfigError
 
 Number = float | torch.Tensor
 _NAME = re.compile(r"[A-Za-z][\w-]*(/[\w.@:-]+)+")

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from hpctrain.base.errors import ConfigError, HealthError
 from hpctrain.base.names.step_names import step_of
 from hpctrain.base.processes import marks
 from hpctrain.config.metric_registry import EPOCH
@@ -37,7 +38,6 @@ from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.saving import Saving
-from hpctrain.errors import ConfigError, HealthError
 from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.job import CUBLAS_WORKSPACES
-from hpctrain.errors import ConfigError
 
 
 @contextmanager

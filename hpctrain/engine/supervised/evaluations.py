@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch.distributed as dist
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import same_generators, seeded_generators
@@ -149,7 +149,7 @@ def evaluate(
     with seeded_generators(model.mesh.dp_rank):
         for batch in first_in_long_work("the first batch of the evaluation", feed):
             if checks:
-                offered("masked_rows")(model, task, batch)
+                offered.check_evaluated(model, task, batch)
                 checks = False
             totals.add(*model.evaluate(measured.task, batch))
             measured.update()

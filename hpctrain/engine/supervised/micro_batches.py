@@ -13,6 +13,7 @@ from typing import Self
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
 from hpctrain.config.schema import TrainConfig
@@ -20,7 +21,6 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.errors import ConfigError
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp, BatchSizes, ramp_of
 from hpctrain.config.schema import OptimizerConfig, SchedulerConfig, TrainConfig
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.improvement import Improvement
-from hpctrain.errors import ConfigError
 
 # As torch's OneCycleLR: the part of the steps in which the rate rises, and where it begins.
 _RISE, _BEGIN = 0.3, 0.04

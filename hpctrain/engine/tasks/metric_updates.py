@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.tasks.task import SplitTask, Sums, Task, described, name_of
-from hpctrain.errors import ConfigError
 
 _NEEDED = ("update", "compute", "reset", "to", "modules")
 

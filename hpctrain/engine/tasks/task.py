@@ -19,8 +19,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
-from hpctrain.errors import ConfigError
 
 _LIBRARIES = {*sys.stdlib_module_names, "torch", "hpctrain", "numpy", "omegaconf", "torchmetrics"}
 

@@ -15,9 +15,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.advice import cures
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
     from hpctrain.config.rules.own_loop import check_ours
-    from hpctrain.functions.compose_call import composed
-    from hpctrain.launch.freeze import check
+    from hpctrain.launch.functions.compose_call import composed
+    from hpctrain.runs.freeze import check
 
     with composed(overrides, options.config_dir) as call:
         if len(call.runs) != 1:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.errors import DataError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
@@ -29,7 +30,6 @@ from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.clocks import Account
 from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
-from hpctrain.errors import DataError
 from hpctrain.insight.doctor.measures.speeds import synchronise
 from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.flops.flops import flops_of_training

@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 
 from omegaconf import OmegaConf
 
+from hpctrain.base.errors import ConfigError, LaunchError, NodeError
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm import queue, sbatch
@@ -22,15 +23,14 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig
 from hpctrain.config.validate import validate_job
-from hpctrain.errors import ConfigError, LaunchError, NodeError
-from hpctrain.functions import function
-from hpctrain.functions.compose_call import composed
-from hpctrain.functions.function_call import Call
 from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
 from hpctrain.insight.doctor.finding import Finding, Result, bad, exclude, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
+from hpctrain.launch.functions import function
+from hpctrain.launch.functions.compose_call import composed
+from hpctrain.launch.functions.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.
 _SECTIONS = (

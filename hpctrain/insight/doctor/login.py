@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, HpctrainError, TrackingError
 from hpctrain.cluster.slurm import excluded_hosts, release, sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError, ask
 from hpctrain.config.schema import LaunchConfig, SiteConfig, TrackingConfig
-from hpctrain.errors import ConfigError, HpctrainError, TrackingError
 from hpctrain.insight.doctor.checks import file_systems, installed
 from hpctrain.insight.doctor.finding import Finding, bad, good, judged, unknown
 from hpctrain.insight.estimates import site_rules

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import yaml
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
 from hpctrain.config.frozen import types
 from hpctrain.config.job_request import size_problems
@@ -21,7 +22,6 @@ from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.combinations import meets
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError
 
 CORES_PER_GPU = 2  # which reading and starting kernels need
 HOST_GB_PER_GPU = 8  # which torch, NCCL and the loader need

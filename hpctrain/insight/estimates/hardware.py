@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base import gone
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
 from hpctrain.base.units import GIB
-from hpctrain.config import gone
-from hpctrain.errors import ConfigError
 
 DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _PRICES = ("own", "on_demand", "spot")  # the first that a file gives is the one that counts

@@ -11,10 +11,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import ConfigError, HpctrainError
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.config.frozen import plain, values_of
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates import site_rules
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU
 from hpctrain.insight.estimates.usage import Usage

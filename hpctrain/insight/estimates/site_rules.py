@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
-from hpctrain.errors import ConfigError
 
 RULES = {
     "idle_job": "minutes in which no GPU of the job was used",

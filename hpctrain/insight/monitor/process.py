@@ -22,13 +22,13 @@ from pathlib import Path
 
 from msgspec import json
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import text_of, write_atomically
 from hpctrain.base.files.record import Count, Record, written
 from hpctrain.base.names.run_record import Progress
 from hpctrain.base.processes import child
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.errors import DamageError
 from hpctrain.insight.monitor.cgroup import JobCgroup
 from hpctrain.insight.monitor.sensors import Gpus, Sensors
 from hpctrain.runs.state import stop_request

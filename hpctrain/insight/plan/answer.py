@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.units import GIB
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import Hardware, of_section
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,

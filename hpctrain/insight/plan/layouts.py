@@ -10,10 +10,10 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import TrainConfig
-from hpctrain.errors import ConfigError
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
 from hpctrain.insight.plan.planned import PlannedTraining
 

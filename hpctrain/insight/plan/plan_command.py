@@ -9,6 +9,7 @@ import json
 import logging
 from dataclasses import replace
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.console import Console
 from hpctrain.config.composing.compose import compose
@@ -16,7 +17,6 @@ from hpctrain.config.rules.combinations import refused
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate, validate_job
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import known, load, of_section
 from hpctrain.insight.plan.planned import PlannedTraining
 

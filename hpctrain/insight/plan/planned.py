@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp, ramp_of
 from hpctrain.config.schema import (
     DataConfig,
@@ -15,7 +16,6 @@ from hpctrain.config.schema import (
     PrecisionConfig,
     TrainConfig,
 )
-from hpctrain.errors import ConfigError
 
 _BUDGET = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*(tokens|samples|steps|epochs)\s*")
 

@@ -8,7 +8,7 @@ from functools import cache
 from itertools import groupby
 from typing import NamedTuple
 
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.layouts import Layout, layouts
 from hpctrain.insight.plan.memory import on_gpu

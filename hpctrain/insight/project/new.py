@@ -8,8 +8,8 @@ import argparse
 import re
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.errors import ConfigError
 
 _TEMPLATE = Path(__file__).parent / "template"
 

@@ -12,10 +12,10 @@ import re
 import sys
 from collections.abc import Sequence
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.metric_registry import registered
 from hpctrain.config.schema import all_keys, all_members
 from hpctrain.config.schema.key import REQUIRED, Member
-from hpctrain.errors import ConfigError
 
 COLUMNS = ("key", "type", "default", "unit", "allowed", "identity", "meaning")
 

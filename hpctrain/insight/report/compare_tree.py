@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import text_of
-from hpctrain.config.frozen import flat
-from hpctrain.errors import ConfigError
+from hpctrain.base.files.yaml_file import flat
 from hpctrain.insight.report.account.run_account import RunAccount, read
 from hpctrain.insight.report.tree import Fact, Pairs, Rows, Section, Sentences
 from hpctrain.runs.code import provenance

@@ -23,13 +23,13 @@ from typing import Any
 from rich.console import RenderableType
 from rich.live import Live
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.terminal.console import Console, print_json
 from hpctrain.base.units import duration
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_dir, all_runs, are_folders, latest_run, newest
 from hpctrain.commands.state import UNDER_WAY, State, eta_s, state_of
 from hpctrain.config.frozen import load
-from hpctrain.errors import StorageError
 from hpctrain.insight.report.tree import Rows, Section, Sentences
 from hpctrain.insight.report.views import terminal_view
 from hpctrain.runs.run_dir import RunDir

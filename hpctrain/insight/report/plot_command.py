@@ -12,10 +12,10 @@ from pathlib import Path
 
 from rich.text import Text
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.terminal.console import Console
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.commands.select import add_dir, select
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report.account.history import History, Series
 from hpctrain.insight.report.report_command import check_file, write_file
 from hpctrain.tracking.journal import journal_path

@@ -13,10 +13,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import temporary
 from hpctrain.base.terminal.console import Console, print_json
 from hpctrain.commands import select
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.insight.report import compare_tree, run_tree, sweep_tree
 from hpctrain.insight.report.account.run_account import RunAccount, read
 from hpctrain.insight.report.tree import Section, as_json

@@ -25,8 +25,8 @@ from hpctrain.insight.report.tree import (
     Sentences,
     number,
 )
-from hpctrain.results.links import pages_of
 from hpctrain.runs.code import provenance
+from hpctrain.tracking.links import pages_of
 
 _STANDS = {  # of the states that do not go on "is"
     "failed": "has failed",

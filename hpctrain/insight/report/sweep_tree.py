@@ -20,8 +20,8 @@ from hpctrain.insight.report.tree import (
     Sentences,
     number,
 )
-from hpctrain.results.links import pages_of
 from hpctrain.search.standing import Standing
+from hpctrain.tracking.links import pages_of
 
 _INTERVAL = "Mean and 95% confidence interval of the mean (t)"
 

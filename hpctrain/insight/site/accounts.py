@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm.node_kinds import NodeKind
 from hpctrain.cluster.slurm.partition_limit import value_of
 from hpctrain.cluster.slurm.queue import ask, me, rows
-from hpctrain.errors import DistributedError
 
 
 @dataclass(frozen=True)

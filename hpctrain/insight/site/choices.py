@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.node_kinds import NodeKind
-from hpctrain.errors import ConfigError
 from hpctrain.insight.site import surroundings
 from hpctrain.insight.site.accounts import Association, usable_cpus
 from hpctrain.insight.site.trials import Trials

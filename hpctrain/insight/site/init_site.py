@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.slurm import node_kinds, release, sbatch
-from hpctrain.errors import ConfigError, LaunchError, StorageError
 from hpctrain.insight.site import accounts, misfits, site_file
 from hpctrain.insight.site.choices import GIVEN, Choices, Questions, SiteFacts
 

@@ -9,9 +9,9 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
 from hpctrain.config.schema import ContainerConfig, SiteConfig
-from hpctrain.errors import ConfigError
 from hpctrain.insight.site.choices import Line
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hpctrain.base.terminal.console import say
 from hpctrain.base.terminal.terminal import few
 from hpctrain.launch.entry import Entry, Status
-from hpctrain.launch.output import say
 from hpctrain.runs.code import snapshot, trained_code
 from hpctrain.runs.code.snapshot import Snapshot
 

@@ -12,25 +12,23 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from hpctrain.base import secrets
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered, secrets
+from hpctrain.base.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import RunRecord
+from hpctrain.base.terminal.console import say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import executed
-from hpctrain.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
-from hpctrain.launch.freeze import freeze, restore_config
-from hpctrain.launch.output import say
 from hpctrain.launch.sweeps.before_queueing import check_bounds, check_room
 from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
 from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
 from hpctrain.runs import sweep_overrides, trust
+from hpctrain.runs.freeze import check_stores, freeze, restore_config
 from hpctrain.runs.start_again import may_start_again
-from hpctrain.tracking import store
 
 
 class Submitter:
@@ -56,7 +54,7 @@ class Submitter:
         )
         if (first := next(travels, None)) is not None:
             # It takes a minute the first time, in which others may submit.
-            environment = offered("environment")
+            environment = offered.environment
             environment.write(environment.image(first.output_dir), None)
         with submit_lock({entry.run.path.parent for entry in entries}) as self._locks:
             for entry in entries:
@@ -74,7 +72,7 @@ class Submitter:
                         executed(entry.config),
                         entry.code.path if entry.code else None,
                     )
-                _prepare_tracking(todo)
+                check_stores(entry.config.tracking for entry in todo)
             except (ConfigError, LaunchError, TrackingError):
                 self.discard()
                 raise
@@ -190,19 +188,3 @@ def _withdraw(entry: Entry, archived: Path | None) -> None:
         shutil.rmtree(entry.run.path, ignore_errors=True)
     if archived is not None:
         archived.rename(entry.run.path)
-
-
-def _prepare_tracking(todo: list[Entry]) -> None:
-    """Check the stores."""
-    for uri, experiment in stores(todo):
-        if store.is_server(uri) or store.sqlite_path(uri).exists():
-            store.check_store(uri, experiment)
-
-
-def stores(entries: Sequence[Entry]) -> dict[tuple[str, str], None]:
-    """Return the stores and experiments to which the runs are uploaded while they train."""
-    return dict.fromkeys(
-        (str(entry.config.tracking.uri), entry.config.tracking.experiment)
-        for entry in entries
-        if entry.config.tracking.enabled and entry.config.tracking.upload
-    )

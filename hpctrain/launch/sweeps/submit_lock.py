@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.lock import file_lock
-from hpctrain.errors import StorageError
-from hpctrain.launch.output import say
+from hpctrain.base.terminal.console import say
 
 LOCK = ".submit.lock"
 

@@ -13,25 +13,24 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hpctrain.base import secrets
-from hpctrain.base.extensions import offered
-from hpctrain.base.terminal.console import print_json
+from hpctrain.base import offered, secrets
+from hpctrain.base.errors import HpctrainError, LaunchError
+from hpctrain.base.terminal.console import AS_JSON, print_json, say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import plain
 from hpctrain.config.identity import run_path
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.errors import HpctrainError, LaunchError
 from hpctrain.launch import arrays, local_runs
 from hpctrain.launch.entry import Entry, Status
-from hpctrain.launch.freeze import check
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
-from hpctrain.launch.output import AS_JSON, runs, say, show
+from hpctrain.launch.output import runs, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, notes
 from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
+from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
 
 _WHERE = {
@@ -147,9 +146,8 @@ class Sweep:
         """Check all runs, name them and give them their code; return the batch scripts."""
         self._refuse_wrong()
         # What must be imported: this takes longer than all other checks.
-        self._wrong = [
-            (entry.overrides, error) for entry, error in offered("foreign_targets")(self.entries)
-        ]
+        found = offered.foreign_targets.refused(self.entries)
+        self._wrong = [(entry.overrides, error) for entry, error in found]
         self._refuse_wrong(len(self._wrong))
         name_apart(self.entries)
         swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from hpctrain.base.terminal.console import say
 from hpctrain.cluster.slurm.patience import WATCH_S
 from hpctrain.cluster.slurm.queue import Job, UnreachableError, queue_of
 from hpctrain.launch.entry import Entry
-from hpctrain.launch.output import say
 
 _POLL_S = (2.0, 30.0)
 """Seconds between two looks at the run directories: at first, and at most."""

@@ -15,16 +15,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.commands.select import add_choice, one_run
 from hpctrain.config.frozen import executed, load
-from hpctrain.errors import ConfigError, StorageError
-from hpctrain.launch.freeze import check, freeze
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import NAME, Manifest
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
 from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.code import trained_code
+from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking import journal
 

@@ -6,13 +6,13 @@ import logging
 import sys
 import time
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import write_atomically
 from hpctrain.base.names.step_names import step_of
 from hpctrain.base.secrets import reference
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.commands import select
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
 

@@ -5,10 +5,10 @@ import shutil
 import sys
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import sync
 from hpctrain.commands.select import add_choice, one_run
 from hpctrain.config.sections import ModelSections
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.loaded import LoadedRun
 from hpctrain.runs import trust
 

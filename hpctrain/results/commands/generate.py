@@ -4,9 +4,9 @@ import argparse
 import math
 import sys
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.commands.select import add_dir, one_run
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import checkpoints
 

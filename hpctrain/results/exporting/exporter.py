@@ -18,10 +18,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
-from hpctrain import __version__
-from hpctrain.addons.quantized import rounded
-from hpctrain.base import secrets
+from hpctrain.base import offered, secrets
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import sync
+from hpctrain.base.version import __version__
 from hpctrain.config.sections import ModelSections
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.checkpoint.starting_point import compare
@@ -31,7 +31,6 @@ from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import with_adapters
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
 from hpctrain.results.trained_model import check_base
 from hpctrain.runs.checkpoints.manifest import Manifest
@@ -187,7 +186,8 @@ class Exporter:
                 self._load(self._saved, f"{module}.{part}", value)
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
             if self._sections.lora.quantize:
-                target = rounded(target)  # the adapters were trained beside these weights
+                # The adapters were trained beside these weights.
+                target = offered.quantized.rounded(target)
             target = (wide(target) + layer.change()).to(own)
         return target
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import LoRAConfig
 from hpctrain.engine.layers.lora import Adapted, is_adapter
-from hpctrain.errors import ConfigError
 from hpctrain.models import Transformer
 from hpctrain.models.layers import SwiGLU
 

@@ -25,10 +25,10 @@ from typing import Any, ClassVar, TypedDict
 import msgspec
 import xxhash
 
+from hpctrain.base.errors import DamageError, StorageError
 from hpctrain.base.files.disk import LARGEST_JSON, open_regular, sync
 from hpctrain.base.files.record import Count, Record, Time, convert, decode
 from hpctrain.base.names.step_names import of_steps
-from hpctrain.errors import DamageError, StorageError
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
-from hpctrain.errors import ConfigError
 
 Shape = tuple[int, ...]
 _SHOWN = 8

@@ -16,9 +16,9 @@ from pathlib import Path
 import xxhash
 from safetensors import SafetensorError, safe_open
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import LARGEST_JSON, open_regular, parse_json
 from hpctrain.base.files.record import read_bytes
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest
 

@@ -20,10 +20,10 @@ from importlib.metadata import distributions
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import set_aside, text_of
 from hpctrain.base.files.record import Record, read_known, written
 from hpctrain.base.secrets import mask, without_credentials
-from hpctrain.errors import ConfigError
 
 # Files that hold secrets by custom: they are in no copy of the code and in no patch.
 _PRIVATE = (

@@ -30,10 +30,10 @@ from typing import NamedTuple
 
 import xxhash
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import temporary
 from hpctrain.base.files.record import read
 from hpctrain.config.schema import LaunchConfig
-from hpctrain.errors import ConfigError, StorageError
 from hpctrain.runs.code.provenance import Repo, code_folders, is_private, repositories
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.names.run_record import AttemptKey, AttemptRecord, Hang, Progress, RunRecord
 from hpctrain.base.processes import causes
 from hpctrain.base.processes.causes import PREEMPTED, TIME_LIMIT, USER_STOP, Cause
 from hpctrain.cluster.ranks import flight_recorder
 from hpctrain.cluster.slurm.requeue import cause_of_step
-from hpctrain.errors import DamageError
 from hpctrain.runs.state import failure
 
 # States of the observers (`faults.process_state`), and those of a node that cannot be used again.

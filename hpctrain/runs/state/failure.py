@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 
+from hpctrain.base.errors import HealthError, JoinError
 from hpctrain.base.files.mailbox import Message
 from hpctrain.base.files.record import Count, Time
 from hpctrain.base.names.run_record import AttemptKey, Hang, Keyed
@@ -33,7 +34,6 @@ from hpctrain.base.processes.causes import (
 )
 from hpctrain.base.secrets import mask
 from hpctrain.cluster.ranks import epochs
-from hpctrain.errors import HealthError, JoinError
 
 log = logging.getLogger(__name__)
 _NAMED_S = 2.0  # until the observers have seen a death

@@ -7,10 +7,10 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import open_regular
 from hpctrain.base.names.run_record import RunRecord, Submission
 from hpctrain.cluster.slurm.queue import Job, Queue
-from hpctrain.errors import DamageError
 from hpctrain.runs.state import stop_request
 
 

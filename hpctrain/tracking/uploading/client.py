@@ -5,8 +5,8 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+from hpctrain.base.errors import deleted_experiment
 from hpctrain.base.files import disk
-from hpctrain.errors import deleted_experiment
 from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, TypeVar
 
+from hpctrain.base.errors import TrackingError
 from hpctrain.base.names.metric_names import better
-from hpctrain.errors import TrackingError
 from hpctrain.tracking import server, store
 from hpctrain.tracking.meta import Meta
 from hpctrain.tracking.store import clean_key

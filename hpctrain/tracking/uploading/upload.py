@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 
+from hpctrain.base.errors import DamageError
 from hpctrain.base.files.lock import file_lock
 from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.names.run_record import Progress
-from hpctrain.errors import DamageError
 from hpctrain.tracking.final_status import UNRECORDED
 from hpctrain.tracking.journal import JournalRecord, journal_path, read, read_all
 from hpctrain.tracking.meta import Meta, Uploaded, check_known

@@ -16,8 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from hpctrain.base.errors import TrackingError
 from hpctrain.base.processes import child
-from hpctrain.errors import TrackingError
 from hpctrain.tracking.uploading.child_uploader import START_S
 from hpctrain.tracking.uploading.upload import GaveUp, Upload, upload_lock
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from contextlib import suppress
 
+from hpctrain.base.errors import DataError
 from hpctrain.base.forks import PerProcess
 from hpctrain.data.shards.types import Array
-from hpctrain.errors import DataError
 
 MAX_BYTES = 2**30
 

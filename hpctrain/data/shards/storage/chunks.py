@@ -33,12 +33,12 @@ from typing import Any
 import h5py
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.data.shards.storage.chunk_table import ChunkTable, filters, samples_first
 from hpctrain.data.shards.storage.codecs import describe
 from hpctrain.data.shards.storage.file import Damaged, File, Undecodable, patiently, reading
 from hpctrain.data.shards.types import Array, Int64s
-from hpctrain.errors import DataError
 
 RUN_BYTES = 2**28  # the samples of a chunk take no more
 _ROWS_BYTES = 2**16  # samples that are read at once where there are no chunks

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.errors import DataError
+from hpctrain.base.errors import DataError
 
 Bytes = NDArray[np.uint8]
 # (stored bytes, bytes of the result, buffer for the result or None) -> result

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import h5py
 import numpy as np
 
+from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard, check_shard
 from hpctrain.data.shards.storage.file import Stamp
 from hpctrain.data.shards.types import SHARD_FORMAT, SHARD_VERSION
-from hpctrain.errors import DataError
 
 if TYPE_CHECKING:  # what most shards do not need is imported where it is made
     from hpctrain.data.shards.storage.chunks import Chunked

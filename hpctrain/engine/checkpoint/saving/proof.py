@@ -12,6 +12,7 @@ import os
 import resource
 from pathlib import Path
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import temporary, why_unwritten
 from hpctrain.base.processes.cgroup import memory_left
 from hpctrain.base.terminal.terminal import few
@@ -19,7 +20,6 @@ from hpctrain.base.units import readable
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.checkpoint.saving.saves import Saves
 from hpctrain.engine.distributed import objects
-from hpctrain.errors import StorageError
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.planner import SavePlan
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import sync
 from hpctrain.base.processes import marks
 from hpctrain.base.terminal.terminal import few
@@ -37,7 +38,6 @@ from hpctrain.engine.checkpoint.saving.part import Planned, RankPart, reason
 from hpctrain.engine.checkpoint.saving.writer import Writer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
-from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.division import nearest
 from hpctrain.engine.layers.permutation import inverted, permuted
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.dividing.chosen_plan import matching
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.errors import ConfigError
 
 Compute = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 

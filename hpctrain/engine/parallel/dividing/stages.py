@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.division import block_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.layers.ties import ties
-from hpctrain.errors import ConfigError
 
 
 class Absent(nn.Module):

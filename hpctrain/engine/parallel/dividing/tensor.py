@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.division import length_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.layers.lora import Adapted, adapted
@@ -32,7 +33,6 @@ from hpctrain.engine.layers.ties import tie, ties
 from hpctrain.engine.parallel.dividing.chosen_plan import matching
 from hpctrain.engine.parallel.dividing.stages import Absent
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.errors import ConfigError
 
 
 def divide_layers(

@@ -26,11 +26,11 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.schema import TrainConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import wide
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 FILLED_UP = "data.tail=pad fills up the last batch of an epoch with rows that come twice, and"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.layers.lora import plain_class
-from hpctrain.errors import ConfigError
 
 _CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # containers compute nothing
 

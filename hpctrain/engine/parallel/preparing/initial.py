@@ -26,11 +26,11 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.distributed.tensors import is_released, local, own_region
 from hpctrain.engine.layers.ties import tie, ties
 from hpctrain.engine.parallel.preparing.whole_model import undivided
-from hpctrain.errors import DistributedError
 
 log = logging.getLogger(__name__)
 Build = Callable[[], nn.Module]

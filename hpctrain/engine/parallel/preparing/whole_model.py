@@ -26,12 +26,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.config.rules.parameter_rules import patterns
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.engine.layers.lora import add_adapters, freeze_base, is_adapter
 from hpctrain.engine.layers.ties import ties
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -30,9 +30,9 @@ from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.second_gradients import collect_grad_tensors, replace_grad_tensors
-from hpctrain.errors import ConfigError
 
 
 class Lockstep:

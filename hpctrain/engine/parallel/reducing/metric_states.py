@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.tasks.metric_updates import measuring
 from hpctrain.engine.tasks.task import Task, described
-from hpctrain.errors import ConfigError
 
 
 class MeasuredTask:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
 from hpctrain.engine.distributed.tensors import is_released
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
@@ -49,7 +49,7 @@ class DDPModel(ParallelModel):
         self._local = setup.train.local_sgd
         self._compression: Any = None
         if setup.train.compression.kind != "none":
-            compressed = offered("compression")
+            compressed = offered.PowerSGD
             self._compression = compressed(setup.train.compression.rank, module.named_parameters())
             ddp.register_comm_hook(self._compression, compressed.reduce)
 

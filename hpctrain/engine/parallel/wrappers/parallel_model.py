@@ -19,6 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.mesh import Mesh
@@ -34,7 +35,6 @@ from hpctrain.engine.parallel.reducing.scalars import (
     tensor_of,
 )
 from hpctrain.engine.tasks.task import Task, checked
-from hpctrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpctrain.engine.parallel.reducing.expert_loads import Loads

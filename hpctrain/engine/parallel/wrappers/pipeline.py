@@ -24,6 +24,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.processes.causes import is_out_of_memory
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.data.generators import seeded_generators
@@ -40,7 +41,6 @@ from hpctrain.engine.parallel.reducing.unused import Unused
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel, split
 from hpctrain.engine.tasks.task import SplitTask, Task, checked, name_of
-from hpctrain.errors import ConfigError
 
 _CLASSES = {
     "gpipe": "GPipe",

@@ -7,7 +7,7 @@ import sys
 from importlib.util import cache_from_source, find_spec
 from pathlib import Path
 
-from hpctrain import __version__
+from hpctrain.base.version import __version__
 from hpctrain.insight.doctor.environment import installed_version
 from hpctrain.insight.doctor.finding import Finding, bad, good
 from hpctrain.runs.code.provenance import packages

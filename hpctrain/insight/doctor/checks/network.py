@@ -12,10 +12,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.files.disk import text_of
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.errors import DistributedError
 from hpctrain.insight.doctor.finding import Finding, bad, good, judged
 
 _NET = Path("/sys/class/net")

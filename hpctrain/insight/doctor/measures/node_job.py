@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import HpctrainError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import LaunchConfig, ParallelConfig
-from hpctrain.errors import HpctrainError
 from hpctrain.insight.doctor.checks import network
 from hpctrain.insight.doctor.finding import bad
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from hpctrain.base.errors import ConfigError, HpctrainError
 from hpctrain.base.processes import frames
 from hpctrain.config.schema import LoRAConfig, OptimizerConfig
 from hpctrain.data.shards.types import Batch
@@ -27,7 +28,6 @@ from hpctrain.engine.parallel.preparing.blocks import find_blocks
 from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import check_layers, freeze, with_adapters
-from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.flops.flops import Flops, count_flops, meta_batch
 from hpctrain.insight.flops.identical_blocks import alike
 

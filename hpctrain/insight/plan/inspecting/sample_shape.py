@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from hpctrain.base.errors import ConfigError, DataError, about
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.places.placement import load_index
 from hpctrain.data.samplers.subset import parse_subset
@@ -18,7 +19,6 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.data.sources.reader import Reader
 from hpctrain.data.sources.windows import Windows
 from hpctrain.engine.tasks.task import name_of
-from hpctrain.errors import ConfigError, DataError, about
 from hpctrain.runs.data_digest import most_samples
 
 _EXAMPLES = "8193 (tokens of a window) or 3x224x224"

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from hpctrain.addons.quantized import packed_bytes
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -21,7 +22,6 @@ from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan, matching
 from hpctrain.engine.parallel.dividing.stages import block_counts, numbers_of
 from hpctrain.engine.parallel.dividing.tensor import sequence_is_divided
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
@@ -81,7 +81,7 @@ class MemoryModel:
         states = memory_of(sizes, degrees, training, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
             unpacked = max(packed) * computed_bytes(training.precision)
-            states = states.with_packed(sum(map(packed_bytes, packed)), unpacked)
+            states = states.with_packed(sum(map(offered.quantized.packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
         flying, measured = _in_flight(layout, stage), self._measured(layout)
         saved = int(self._saved(layout) * of_stage * batch.micro * flying)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from omegaconf import OmegaConf
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.config.frozen import typed
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import right_size
 from hpctrain.insight.estimates.advice import cures
 from hpctrain.insight.report.account.run_account import RunAccount

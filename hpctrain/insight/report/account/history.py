@@ -126,7 +126,7 @@ class History:
     @cached_property
     def metrics(self) -> dict[str, Series]:
         """The metrics by name, without superseded values; they are read when they are needed."""
-        from hpctrain.results import columns  # with numpy
+        from hpctrain.tracking import columns  # with numpy
 
         found: dict[str, Series] = {}
         steps, keys, values = columns.read(self.path)

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.names.metric_names import main_metric
 from hpctrain.base.units import GIB
 from hpctrain.commands.facts import Facts, gather
 from hpctrain.commands.state import UNDER_WAY, State, best, state_of
 from hpctrain.config.frozen import values_of
-from hpctrain.errors import ConfigError
 from hpctrain.insight.estimates import hardware
 from hpctrain.insight.estimates.usage import Usage
 from hpctrain.insight.report.account.history import History

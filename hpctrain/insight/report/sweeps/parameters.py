@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.names.metric_names import lower_is_better
 from hpctrain.base.terminal.console import shortened
 from hpctrain.base.units import duration
-from hpctrain.errors import ConfigError
 from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.runs import sweep_overrides
 

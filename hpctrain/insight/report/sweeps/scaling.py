@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from hpctrain.config.frozen import flat
+from hpctrain.base.files.yaml_file import flat
 from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.compare_tree import differing
 from hpctrain.insight.report.tree import Fact

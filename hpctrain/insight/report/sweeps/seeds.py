@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.names.metric_names import lower_is_better
-from hpctrain.errors import ConfigError
 from hpctrain.insight.report.account.run_account import RunAccount
 from hpctrain.insight.report.sweeps.parameters import cause, check_metrics
 

@@ -35,7 +35,7 @@ class HpctrainSweeper(BasicSweeper):
         If `max_batch_size` demands several, it is a ConfigError: the first would be queued before
         the others are checked.
         """
-        from hpctrain.errors import ConfigError
+        from hpctrain.base.errors import ConfigError
 
         if self.max_batch_size is not None:
             raise ConfigError(
@@ -68,8 +68,9 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.base.files.disk import write_atomically
         from hpctrain.base.secrets import mask, reference
+        from hpctrain.base.terminal.console import say
         from hpctrain.config.composing.compose_sweep import Composer
-        from hpctrain.launch.output import progress, say
+        from hpctrain.launch.output import progress
         from hpctrain.launch.sweeps.sweep import Sweep
 
         assert self.hydra_context is not None

@@ -29,9 +29,9 @@ from pathlib import Path
 
 import xxhash
 
+from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import temporary
 from hpctrain.base.terminal.progress_bar import ProgressBar
-from hpctrain.errors import ConfigError, StorageError
 
 FOLDER = "environments"
 """The folder of the archives in `output_dir`."""

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpctrain import cli
+from hpctrain.addons.node import environment
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.node import environment, tools
+from hpctrain.insight.shell import tools
 from tests.conftest import only_run, run_module
 
 # The commands of Slurm write their words and the lines of the environment into a file.
@@ -103,7 +104,7 @@ def test_in_the_container_of_the_run(
         assert '"--container-image=mine.sif"' in words[1]
     else:
         assert 'exec apptainer exec \\"$container_gpus\\" --bind=' in words[1]
-    assert "hpctrain.node.notebook" in words[1]
+    assert "hpctrain.insight.shell.notebook" in words[1]
 
 
 def test_debug_of_what_was_never_trained_freezes_it_first(
@@ -114,7 +115,7 @@ def test_debug_of_what_was_never_trained_freezes_it_first(
     run_module("hpctrain", *asked, PATH=os.environ["PATH"])
     (call,) = [line for line in recorded.read_text().splitlines() if '["salloc' in line]
     run = only_run(tmp_path)
-    assert f"hpctrain.node.debugged {run} first 0" in call
+    assert f"hpctrain.insight.shell.debug {run} first 0" in call
     assert '"--time=9"' in call
     assert '"--ntasks=2"' in call
 

@@ -20,6 +20,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, LaunchError
 from hpctrain.base.terminal.terminal import printable
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.container import CHOOSE_GPUS, GPUS, in_container, shell_words
@@ -32,14 +34,13 @@ from hpctrain.commands.state import UNDER_WAY, states_of
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
-from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.functions.compose_call import composed
 from hpctrain.insight.doctor.command import settings
-from hpctrain.launch.freeze import check, freeze
-from hpctrain.node import environment, tools
-from hpctrain.node.held import run_held
+from hpctrain.insight.shell import tools
+from hpctrain.insight.shell.held import run_held
+from hpctrain.launch.functions.compose_call import composed
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
+from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 _LONGEST_MIN = 60  # of an allocation, where launch.time_min is not given
@@ -193,6 +194,7 @@ def _python(request: JobRequest, place: _Place) -> list[str]:
         return [place.config.site.container.python]
     if request.launch.environment == "shared":
         return [sys.executable]
+    environment = offered.environment
     image = environment.image(request.output_dir)
     code = environment.code_folder(request.output_dir, place.pythonpath)
     environment.write(image, code)

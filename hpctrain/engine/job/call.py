@@ -8,11 +8,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.secrets import mask
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.engine.job import compile_cache
-from hpctrain.errors import ConfigError
-from hpctrain.functions.function_call import Call, encode, read_results, result_file, write_result
+from hpctrain.launch.functions.function_call import (
+    Call,
+    encode,
+    read_results,
+    result_file,
+    write_result,
+)
 
 _LONGEST_WAIT_S = 600.0  # until rank 0 has started
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from itertools import zip_longest
 from pathlib import Path
 
-from hpctrain.errors import ConfigError
+from hpctrain.base.errors import ConfigError
 
 LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
 _WHEN = ("first", "error")  # a rank waits for a debugger
@@ -49,11 +49,10 @@ class Tool:
             prompt = f"PS1=({run.name if run else 'hpctrain'}) \\h:\\w\\$ "
             before = [*python, "-c", _WITH_PATH] if len(python) > 1 else []
             return [*before, "env", prompt, "bash", "--norc", "-i"]
-        module = {"debug": "hpctrain.node.debugged", "notebook": "hpctrain.node.notebook"}
         given = [str(run)] if self.trains else []
         # Python's own modules that are frozen have no lines, of which debugpy warns.
         quiet = ["-X", "frozen_modules=off"] if self.trains else []
-        return [*python, "-u", *quiet, "-m", module[self.name], *given, *self.options]
+        return [*python, "-u", *quiet, "-m", f"{__package__}.{self.name}", *given, *self.options]
 
 
 def require(name: str) -> str:

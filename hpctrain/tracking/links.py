@@ -8,8 +8,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from hpctrain.base.errors import TrackingError
 from hpctrain.base.secrets import mask
-from hpctrain.errors import TrackingError
 from hpctrain.tracking.meta import Meta, Uploaded
 from hpctrain.tracking.store import is_server
 

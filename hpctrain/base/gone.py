@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
-from hpctrain.errors import ConfigError
 
 log = logging.getLogger(__name__)
 # No number of a run depends on these sections and keys, and a site's file sets most for each run.

@@ -17,11 +17,11 @@ from submitit import AutoExecutor, SlurmExecutor
 from submitit.core.core import Executor
 from submitit.slurm.slurm import SlurmJobEnvironment
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import private_files
 from hpctrain.config.launcher_keys import is_read, unknown
-from hpctrain.errors import ConfigError
-from hpctrain.functions import function
-from hpctrain.functions.function_call import Call
+from hpctrain.launch.functions import function
+from hpctrain.launch.functions.function_call import Call
 
 # Such as `time` of `slurm_time`, which is `timeout_min` for every cluster.
 _COMMON = {own: common for common, own in SlurmExecutor._equivalence_dict().items()}

@@ -18,7 +18,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from hpctrain.base.extensions import offered
+from hpctrain.base import offered
+from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config import launcher_keys
@@ -26,11 +27,10 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
-from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.functions.compose_call import composed
-from hpctrain.functions.function_call import Call, read_results
 from hpctrain.launch import local_runs
 from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
+from hpctrain.launch.functions.compose_call import composed
+from hpctrain.launch.functions.function_call import Call, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
 from hpctrain.launch.sweeps.submit_lock import submit_lock
@@ -103,7 +103,7 @@ def submit(
         with suppress(queue.UnreachableError):  # busy: the submission waits longer
             sbatch.expected_start(script, executor.request)
         if config.launch.environment == "image":  # a minute the first time: before the lock
-            environment = offered("environment")
+            environment = offered.environment
             environment.write(environment.image(config.output_dir), None)
     try:
         with submit_lock([Path(config.output_dir)]) as executor.locks:

@@ -1,4 +1,4 @@
-"""A rank of one, in a notebook: `python -m hpctrain.node.notebook` in a step of one task.
+"""A rank of one, in a notebook: `python -m hpctrain.insight.shell.notebook` in a step of one task.
 
 A notebook's `with hpctrain.session(...)` is that rank, and has a process group of one.
 """
@@ -7,8 +7,8 @@ import os
 import socket
 import sys
 
-from hpctrain.errors import HpctrainError
-from hpctrain.node.tools import require, tunnel
+from hpctrain.base.errors import HpctrainError
+from hpctrain.insight.shell.tools import require, tunnel
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Runs Python of an environment that travels as one file:
 #   bash environment.sh IMAGE CODE PYTHON ARGUMENT...
-# IMAGE is the archive that hpctrain.node.environment has made, CODE the folder of a code
+# IMAGE is the archive that hpctrain.addons.node.environment has made, CODE the folder of a code
 # snapshot or "", with its archive beside IMAGE, and PYTHON the interpreter on the shared file
 # system, which takes over where this node has no room. Each node unpacks an archive once, for all
 # ranks and jobs of the user; who uses a copy holds a shared lock on it until the process ends.

@@ -1,4 +1,6 @@
-"""A rank that waits for a debugger: `python -m hpctrain.node.debugged RUN first|error RANK|all`.
+"""A rank that waits for a debugger.
+
+`python -m hpctrain.insight.shell.debug RUN first|error RANK|all`:
 
     first ── a part of the run waits before its first step, and stops there
     error ── the exception that ends the rank: its frames and their values are still there
@@ -13,17 +15,17 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from hpctrain.base.errors import HpctrainError
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.job.here import log_to_stderr, train_frozen
 from hpctrain.engine.part import Part
-from hpctrain.errors import HpctrainError
-from hpctrain.node.tools import require, tunnel
+from hpctrain.insight.shell.tools import require, tunnel
 
 log = logging.getLogger(__name__)
 _WAIT_S = 7 * 86_400  # of the ranks that wait for the one that is looked at
-_FIRST_STEP = "hpctrain.node.debugged._FirstStep"
+_FIRST_STEP = "hpctrain.insight.shell.debug._FirstStep"
 
 
 class _FirstStep(Part):

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from hpctrain.base import secrets
+from hpctrain.base.errors import ConfigError, DamageError, StorageError
 from hpctrain.base.files.disk import LARGEST_JSON, parse_json, write_atomically
 from hpctrain.base.files.record import Record, read, read_bytes, written
-from hpctrain.errors import ConfigError, DamageError, StorageError
 
 _TYPES = "None, bool, int, float, str, and lists and dicts of these"
 

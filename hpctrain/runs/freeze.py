@@ -8,20 +8,20 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files import yaml_file
 from hpctrain.base.files.disk import is_own
 from hpctrain.base.secrets import reference
 from hpctrain.config.frozen import digest, dump, executed
 from hpctrain.config.identity import run_path
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, TrackingConfig
 from hpctrain.config.validate import validate
-from hpctrain.errors import ConfigError
 from hpctrain.runs import trust
 from hpctrain.runs.code import provenance
 from hpctrain.runs.data_digest import data_digest
 from hpctrain.runs.run_dir import RunDir, told
 from hpctrain.runs.start_again import may_start_again
-from hpctrain.tracking.store import check_uri
+from hpctrain.tracking import store
 
 log = logging.getLogger(__name__)
 
@@ -85,4 +85,12 @@ def restore_config(config: Config, run: RunDir) -> None:
     log.warning("%s was missing or damaged, and is written again", run.config_file)
 
 
-_check_uri = functools.lru_cache(maxsize=16)(check_uri)
+def check_stores(runs: Iterable[TrackingConfig]) -> None:
+    """Check the stores to which runs upload while they train."""
+    uploaded = (each for each in runs if each.enabled and each.upload)
+    for uri, experiment in dict.fromkeys((str(each.uri), each.experiment) for each in uploaded):
+        if store.is_server(uri) or store.sqlite_path(uri).exists():
+            store.check_store(uri, experiment)
+
+
+_check_uri = functools.lru_cache(maxsize=16)(store.check_uri)

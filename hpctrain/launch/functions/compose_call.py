@@ -21,6 +21,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf.errors import OmegaConfBaseException
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config.composing.compose import extending, our_launchers, quoted, store_schema
@@ -28,7 +29,6 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import known_keys
 from hpctrain.config.launcher_keys import is_local
-from hpctrain.errors import ConfigError
 
 
 @dataclass(frozen=True)

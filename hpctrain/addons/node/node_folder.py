@@ -22,12 +22,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import private_folder
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.origin import digest_of
 from hpctrain.data.shards.index import Shard
-from hpctrain.errors import StorageError
 
 _PART = ".part"
 _LOCK, _ROOM = "lock", "room"

@@ -27,13 +27,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hpctrain.addons.node.node_folder import NodeFolder
+from hpctrain.base.errors import StorageError
 from hpctrain.base.forks import PerProcess
 from hpctrain.base.units import readable
 from hpctrain.data.places.origin import Origin, digest_of, pour
 from hpctrain.data.places.verification import ProgressLog
 from hpctrain.data.shards.index import Shard
-from hpctrain.errors import StorageError
-from hpctrain.node.node_folder import NodeFolder
 
 log = logging.getLogger(__name__)
 

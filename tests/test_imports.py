@@ -40,9 +40,8 @@ NO_TORCH = (
     "api base cli cluster commands config data.shards engine.faults.early_signals "
     "engine.faults.limits engine.faults.observed engine.faults.observer "
     "engine.faults.process_state engine.job.compile_cache engine.job.here engine.job.verdict "
-    "errors insight.doctor insight.estimates insight.monitor "
-    "insight.reference insight.report insight.shell.shell launch results.commands runs search testing "
-    "tracking"
+    "errors insight.doctor insight.estimates insight.monitor insight.reference "
+    "insight.report insight.shell.shell launch results.commands runs search testing tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (

@@ -15,20 +15,11 @@ from tests.conftest import ROOT
 
 # The rooms, from the ground up: each may import those before it.
 CORE = ["base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
-# The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
+# The core never imports these, not even in a function (`hpctrain.base.offered`). `results` are
 # what comes after a training, `insight` looks at everything.
 EXTENSIONS = [
-    *[
-        "models",
-        "tasks",
-        "trackers",
-        "addons",
-        "commands",
-        "search",
-        "results",
-        "insight",
-        "testing",
-    ]
+    *["models", "tasks", "trackers", "addons", "commands"],
+    *["search", "results", "insight", "testing"],
 ]
 # They put it together: what users import, and the command line.
 # `job` and `slurm` are names of before, which batch scripts in queues and copies of templates call.

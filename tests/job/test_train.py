@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -213,3 +214,21 @@ def test_ranks_that_nobody_started_are_refused(train: Train) -> None:
     assert "launch.nodes=2 x launch.tasks_per_node=1 = 2 ranks, but 1 was started" in done.stderr
     job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4"}
     assert "this job has 4 tasks" in train(code=2, **job).stderr
+
+
+def test_rank_0_requeues_its_job(train: Train, tmp_path: Path) -> None:
+    """The grace time may end before the batch script can; the scheduler is a stand-in."""
+    (tmp_path / "mine.py").write_text(
+        "import os, signal\nfrom hpctrain.training import Hook\n\n\n"
+        "class Preempted(Hook):\n    def after_step(self, state):\n"
+        "        if state.step == 3:\n            os.kill(os.getpid(), signal.SIGUSR2)\n"
+    )
+    for name, says in (("squeue", "echo RUNNING"), ("scontrol", f'echo "$*" >> {tmp_path}/asked')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+    numbers = {"JOB_ID": 7, "PROCID": 0, "LOCALID": 0, "NODEID": 0, "STEP_ID": 0}
+    step = {"STEP_NUM_TASKS": 1, "STEP_TASKS_PER_NODE": 1, "STEP_NODELIST": socket.gethostname()}
+    job = {f"SLURM_{name}": str(value) for name, value in (numbers | step).items()}
+    job["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    train("hooks=[{_target_: mine.Preempted}]", "tracking=off", code=143, **job)
+    assert "requeue 7" in (tmp_path / "asked").read_text().splitlines()

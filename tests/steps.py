@@ -31,7 +31,7 @@ from hpctrain.engine.steps.saving import Every, Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.schedule import Schedule
-from hpctrain.engine.supervised.step import TrainStep, Update
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
@@ -103,8 +103,8 @@ def step_of(
     if not any(isinstance(each, Stop) for each in every):
         every = [Stop(), *every]
     exchange = Exchange(model.mesh, every)
-    rates = {"clip_norm": clip_norm, "base_lr": base_lr}
-    step = TrainStep(model, task, optimizer, exchange, health, Update(**rates))
+    given = model, task, optimizer, exchange, health
+    step = TrainStep(*given, clip_norm=clip_norm, base_lr=base_lr)
     step.use(parts)
     return step
 

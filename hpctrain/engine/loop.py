@@ -23,7 +23,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes, nodes_problem, parts_o
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
-from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
+from hpctrain.engine.building.build_steps import Around, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
@@ -34,7 +34,7 @@ from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
 from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
-from hpctrain.engine.supervised.step import TrainStep, Update
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
@@ -143,22 +143,22 @@ def build(place: Place) -> Trainer:
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = None if train.ema is None else offered.Average(model, train.ema)
-    notes = notes_of(place)
-    watch = None
-    if train.watch != "off":
-        watch = offered.Watch(notes, train.watch, max_steps=max_steps)
     around = Around(
         *(place, mesh, model, optimizer),
-        notes=notes,
-        asking=[model.unused] if model.unused else [],
-        seen=watch.seen if watch else lambda step, loss: None,
         states=config.optimizer.states,
         average=average.tensors if average else {},
         base=adapted_base(config.checkpoint, train.lora) if train.lora.patterns else "",
     )
+    if model.unused:
+        around.exchange.asking.append(model.unused)
+    watch = None
+    if train.watch != "off":
+        watch = offered.Watch(around.notes, train.watch, max_steps=max_steps)
+        around.health.seen = watch.seen
     step = TrainStep(
         *(model, task, optimizer, around.exchange, around.health),
-        Update(train.clip_norm, config.optimizer.lr),
+        clip_norm=train.clip_norm,
+        base_lr=config.optimizer.lr,
     )
     schedule = build_schedule(config.scheduler, effective)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)

@@ -28,12 +28,12 @@ from torch import nn
 from hpctrain.base.errors import ConfigError, LoopError
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
+from hpctrain.engine.building.build_steps import Around, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
+from hpctrain.engine.feeds import OwnFeed, Pass
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Ending, Logged, Number
 from hpctrain.engine.steps.place import Place
@@ -215,7 +215,7 @@ class Session:
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
             self._kept.add(_DATA, feed.batches, each_rank=True)
-        around = Around(place, mesh, self._models, self._optimizers, notes=notes_of(place))
+        around = Around(place, mesh, self._models, self._optimizers)
         around.checkpointer.more = self._kept
         logged = Logged(mesh, around.health)
         parts: list[Part] = [self._kept, logged, self._ending, *patience_of(config.train)]

@@ -31,12 +31,12 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.feeds import Feed
 from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.part import Part, overriding
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.saving import Saving
 from hpctrain.tracking.tracker import Tracker
 
@@ -293,5 +293,4 @@ class Stepping:
         """What a checkpoint has beside models and optimizers; the meter needs the feed first."""
         named = {part.name: part for part in self.parts if part.name}
         own = {"data": self.feed, "health": self.health, "best": self.saving.best}
-        own["meter"] = self.meter
-        return own | named | dict(self.states)
+        return {**own, "meter": self.meter, **named, **self.states}

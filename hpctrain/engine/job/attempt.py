@@ -109,7 +109,11 @@ class Attempt:
             record = self._run.read()
             values = self._config.chosen([*record.overrides, *record.swept])
             self.tracker.start(values, tags)
-            self._record_data()
+            if self._config.tracking.enabled:
+                # The builder of the data says what is wrong with it.
+                with suppress(HpctrainError, OSError):
+                    for data_set in run_page.data_sets(self._of_loop.data):
+                        self.tracker.log_dataset(data_set)
             self._stack = stack.pop_all()
         return self
 
@@ -273,13 +277,4 @@ class Attempt:
         )
         if not others:
             return journal
-        several = offered.SeveralTrackers(journal, others, self._run.path, name, known.uid)
-        return several
-
-    def _record_data(self) -> None:
-        """Record the data sets."""
-        if not self._config.tracking.enabled:
-            return
-        with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
-            for facts in run_page.data_sets(self._of_loop.data):
-                self.tracker.log_dataset(facts)
+        return offered.SeveralTrackers(journal, others, self._run.path, name, known.uid)

@@ -33,7 +33,7 @@ from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
-from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
+from hpctrain.engine.supervised.schedule import Effective, Schedule
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.runs.run_dir import RunDir
@@ -160,7 +160,8 @@ def build(place: Place) -> Trainer:
         clip_norm=train.clip_norm,
         base_lr=config.optimizer.lr,
     )
-    schedule = build_schedule(config.scheduler, effective)
+    length = max_steps, effective.warmup_steps
+    schedule = Schedule(effective.lr, config.scheduler, *length)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     profiled = train.profile if ranks.is_main else None
     trained = model.module, optimizer, task

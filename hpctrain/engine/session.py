@@ -158,14 +158,11 @@ class Session:
         builder = self._parts.data
         if split in ("train", config.data.train_split):
             return builder.training()
-        sets = config.data.other_sets
         if split in ("val", config.data.val_split):
             feed = builder.evaluation()
-        elif split in sets:
-            path, own = sets[split]
-            feed = builder.evaluation(own, path)
         else:
-            feed = builder.evaluation(split)
+            path, own = config.data.other_sets.get(split, (None, split))
+            feed = builder.evaluation(own, path)
         if feed is None:
             raise ConfigError(f"session.data({split!r}): data.val_split is null, so there is none")
         made = Pass(feed)

@@ -28,12 +28,12 @@ from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.display import ProgressFile, choose_display
+from hpctrain.engine.parts.display import Display, ProgressFile, choose_display
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
 from hpctrain.engine.steps.place import Place
-from hpctrain.engine.steps.saving import Every, Saving, Timer
+from hpctrain.engine.steps.saving import Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.tasks.task import Task
 from hpctrain.runs.code import trained_code
@@ -113,17 +113,17 @@ class Around:
                 run.update(best=best)
 
         best = Best(saves.best, record, self.checkpointer.exists)
-        every = Every(report_every(config.train, max_steps), saves.every_steps)
         slow = None
         if ranks.world_size > 1:
             say = partial(self.notes.say, "slow_rank")
             slow = offered.slow_ranks.SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
-        display = choose_display(ranks.is_main, config.metric)
+        display = Display()
         if ranks.is_main:
-            display = ProgressFile(display, run.path / "progress.json", config.metric)
+            shown, file = choose_display(config.metric), run.path / "progress.json"
+            display = ProgressFile(shown, file, config.metric)
         return Stepping(
             feed=feed,
-            saving=Saving(self.checkpointer, every, self._timer, best),
+            saving=Saving(self.checkpointer, saves.every_steps, self._timer, best),
             exchange=self.exchange,
             tracker=place.tracker,
             display=display,
@@ -131,6 +131,7 @@ class Around:
             health=self.health,
             meter=Meter(feed, place.account, slow, precision, place.tracker, **measured),
             max_steps=max_steps,
+            log_every=report_every(config.train, max_steps),
             parts=parts,
             states=states,
             notes=self.notes,

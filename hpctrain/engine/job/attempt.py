@@ -168,17 +168,14 @@ class Attempt:
         if damaged or self._run.read().attempt.first_step != step:
             self._run.add_facts(first_step=step, damaged=sorted(damaged))
         if self._code:
-            self._warn_of_code(step)
+            log.warning(
+                "the code has changed: %s. The run goes on from step %d with the code as it is "
+                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+                "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
+                "back",
+                *(self._code, step, trained_code.CHOICE, self._run.name, step),
+            )
         trained_code.record(self._run, self._config.targets, _MODULES)
-
-    def _warn_of_code(self, step: int) -> None:
-        log.warning(
-            "the code has changed: %s. The run goes on from step %d with the code as it is "
-            "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-            "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
-            "back",
-            *(self._code, step, trained_code.CHOICE, self._run.name, step),
-        )
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """Record how the training has ended, without an error; `reason` is the stop request."""

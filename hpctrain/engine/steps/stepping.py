@@ -73,6 +73,7 @@ class Stepping:
     health: Health
     meter: Meter
     max_steps: int
+    log_every: int  # steps from one report of metrics to the next
     parts: Sequence[Part] = ()
     states: Mapping[str, Any] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
@@ -126,7 +127,7 @@ class Stepping:
                 call(self.step, batch)
             self.saving.go_on()
             done = self.step == self.max_steps
-            logs = self.step % self.saving.every.log == 0 or done or any(call() for call in wants)
+            logs = self.step % self.log_every == 0 or done or any(call() for call in wants)
             self.health.judge(late=not logs)
             if done:
                 self.call("finish")
@@ -235,7 +236,7 @@ class Stepping:
         The checkpoint was saved before, so no part may see them.
         """
         values: dict[str, float] = {}
-        if self.step % self.saving.every.log:
+        if self.step % self.log_every:
             for report in overriding(self.parts, "report"):
                 values |= report()
         for at_pause in overriding(self.parts, "at_pause"):

@@ -56,14 +56,11 @@ class OwnFeed:
             if batch is self:
                 return
             if self._consumed == 0 and self.batches is not None and self._ranks > 1:
-                self._warn(batch)
+                said = undivided(batch, objects.all_gather)
+                if said and dist.get_rank() == 0:
+                    log.warning("session.steps: %s", said)
             self._consumed += 1
             yield batch
-
-    def _warn(self, batch: Any) -> None:
-        said = undivided(batch, objects.all_gather)
-        if said and dist.get_rank() == 0:
-            log.warning("session.steps: %s", said)
 
     def samples(self, step: Any = None) -> Sequence[tuple[str, int]]:
         """Return nothing: only the loop knows what its batches are."""

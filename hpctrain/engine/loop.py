@@ -37,7 +37,6 @@ from hpctrain.engine.supervised.schedule import Effective, Schedule
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +127,12 @@ def build(place: Place) -> Trainer:
         from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 
         check_filled_up(model.module, config.model.get("norm"))
-    _show_model(model, run, ranks, tracker)
+    _show_model(place, model)
     if config.checkpoint.init_from is not None:
-        load_initial(config.checkpoint, train.lora, config.output_dir, run, ranks, model)
+        load_initial(place, model)
     packed = config.data.collate == "pack"
-    micro_batches = MicroBatches.of(
-        train, sizes.share * mesh.weight, run, ranks, model, packed=packed
-    )
+    share = sizes.share * mesh.weight
+    micro_batches = MicroBatches.of(train, share, place, model, packed=packed)
 
     seed_generators(config.seed)  # one that draws does so alike on all ranks
     optimizer = build_optimizer(config.optimizer, model)
@@ -200,7 +198,7 @@ def build(place: Place) -> Trainer:
     return Trainer(session, step, schedule, micro_batches)
 
 
-def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tracker) -> None:
+def _show_model(place: Place, model: ParallelModel) -> None:
     """Show the summary of the model in the log, in the run directory and in MLflow."""
     device, summary = model.mesh.device, model.summary
     assert summary is not None
@@ -208,12 +206,12 @@ def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tra
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "parameters": summary.parameters,
     }
-    tracker.log_params({"effective": facts})
-    if not ranks.is_main:
+    place.tracker.log_params({"effective": facts})
+    if not place.ranks.is_main:
         return
     log.info("%s", summary)
-    file = run.path / "artifacts" / "model.txt"
+    file = place.run.path / "artifacts" / "model.txt"
     with suppress(OSError):  # the log has it, too
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, f"{summary}\n")
-        tracker.log_file(file)
+        place.tracker.log_file(file)

@@ -14,14 +14,13 @@ from typing import Self
 import torch
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
 from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.engine.steps.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -72,8 +71,7 @@ class MicroBatches(Part):
         cls,
         train: TrainConfig,
         share: int,
-        run: RunDir,
-        ranks: RankInfo,
+        place: Place,
         model: ParallelModel,
         *,
         packed: bool = False,
@@ -91,10 +89,9 @@ class MicroBatches(Part):
             )
 
         def record(rows: int) -> None:
-            if ranks.is_main:
-                run.update(micro_batch_rows=rows)
+            place.record(micro_batch_rows=rows)
 
-        found = run.read().micro_batch_rows if ranks.is_main else None
+        found = place.run.read().micro_batch_rows if place.ranks.is_main else None
         rows: int | None = objects.broadcast(found)
         fits = rows is not None and share % (rows * model.mesh.weight) == 0
         made = cls(model, share, record, GpuMemory() if auto and not fits else None)

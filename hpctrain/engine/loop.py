@@ -130,9 +130,8 @@ def build(place: Place) -> Trainer:
     _show_model(place, model)
     if config.checkpoint.init_from is not None:
         load_initial(place, model)
-    packed = config.data.collate == "pack"
     share = sizes.share * mesh.weight
-    micro_batches = MicroBatches.of(train, share, place, model, packed=packed)
+    micro_batches = MicroBatches.of(share, place, model)
 
     seed_generators(config.seed)  # one that draws does so alike on all ranks
     optimizer = build_optimizer(config.optimizer, model)
@@ -145,7 +144,7 @@ def build(place: Place) -> Trainer:
         *(place, mesh, model, optimizer),
         states=config.optimizer.states,
         average=average.tensors if average else {},
-        base=adapted_base(config.checkpoint, train.lora) if train.lora.patterns else "",
+        base=adapted_base(config.checkpoint, train.lora),
     )
     if model.unused:
         around.exchange.asking.append(model.unused)
@@ -158,16 +157,14 @@ def build(place: Place) -> Trainer:
         clip_norm=train.clip_norm,
         base_lr=config.optimizer.lr,
     )
-    length = max_steps, effective.warmup_steps
-    schedule = Schedule(effective.lr, config.scheduler, *length)
+    schedule = Schedule(effective.lr, config.scheduler, max_steps, effective.warmup_steps)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     profiled = train.profile if ranks.is_main else None
     trained = model.module, optimizer, task
-    of_run, feeds = (run, ranks, (model, task, optimizer)), (loader, evaluations.values())
-    look = offered.FirstLook.of(*of_run, *feeds, max_steps)
+    feeds = loader, evaluations.values()
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
-        look,
+        offered.FirstLook.of(run, ranks, (model, task, optimizer), *feeds, max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
         average,

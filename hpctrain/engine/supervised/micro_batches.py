@@ -15,7 +15,6 @@ import torch
 
 from hpctrain.base.errors import ConfigError
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
-from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
@@ -67,22 +66,14 @@ class MicroBatches(Part):
             model.accumulate = share
 
     @classmethod
-    def of(
-        cls,
-        train: TrainConfig,
-        share: int,
-        place: Place,
-        model: ParallelModel,
-        *,
-        packed: bool = False,
-    ) -> Self | None:
+    def of(cls, share: int, place: Place, model: ParallelModel) -> Self | None:
         """Return those of the config for a `share`, or of what an earlier attempt has found.
 
-        None if the batch is one piece: its samples are `packed`, or a pipeline has their number.
+        None if the batch is one piece: its samples are packed, or a pipeline has their number.
         """
-        if packed or model.mesh.degrees.pp > 1:
+        if place.config.data.collate == "pack" or model.mesh.degrees.pp > 1:
             return None
-        auto = train.micro_batch_size == "auto"
+        auto = place.config.train.micro_batch_size == "auto"
         if auto and model.precision.device.type != "cuda":
             raise ConfigError(
                 "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"

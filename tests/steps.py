@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -27,11 +27,11 @@ from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display
-from hpctrain.engine.steps.saving import Every, Saving, Timer
+from hpctrain.engine.steps.saving import Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.schedule import Schedule
-from hpctrain.engine.supervised.step import TrainStep, Update
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.tasks import Classification
@@ -103,8 +103,8 @@ def step_of(
     if not any(isinstance(each, Stop) for each in every):
         every = [Stop(), *every]
     exchange = Exchange(model.mesh, every)
-    rates = {"clip_norm": clip_norm, "base_lr": base_lr}
-    step = TrainStep(model, task, optimizer, exchange, health, Update(**rates))
+    given = model, task, optimizer, exchange, health
+    step = TrainStep(*given, clip_norm=clip_norm, base_lr=base_lr)
     step.use(parts)
     return step
 
@@ -138,6 +138,13 @@ class NoMeter:
     after_step = load_state_dict = close = begin
 
 
+class Every(NamedTuple):
+    """Steps from one log line or checkpoint to the next."""
+
+    log: int
+    checkpoint: int
+
+
 def trainer_of(
     step: TrainStep,
     folder: Path,
@@ -164,11 +171,12 @@ def trainer_of(
     }
     session = Stepping(
         feed=loader,
-        saving=Saving(checkpointer, every, timer),
+        saving=Saving(checkpointer, every.checkpoint, timer),
         exchange=step.exchange,
         stop=stop_of(step),
         health=step.health,
         max_steps=max_steps,
+        log_every=every.log,
         parts=[step, *parts, of_evaluation, schedule],
         **(given | options),
     )

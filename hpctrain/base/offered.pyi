@@ -22,6 +22,7 @@ from hpctrain.insight import preflight as preflight  # launch.preflight: the che
 from hpctrain.insight.estimates import hardware as hardware  # what a machine can do, for MFU
 from hpctrain.insight.estimates import right_size as right_size  # what a job did not need
 from hpctrain.insight.estimates.advice import cures as cures  # when a GPU has no memory left
+from hpctrain.insight.flops.flops import Utilisation as Utilisation
 from hpctrain.insight.flops.flops import build_utilisation as build_utilisation  # the MFU of a run
 from hpctrain.insight.monitor import metric_names as metric_names  # what the sensors measure
 from hpctrain.insight.monitor.process import monitored as monitored  # the sensors of a node

@@ -23,7 +23,7 @@ from hpctrain.config.rules.batch_sizes import BatchSizes, nodes_problem, parts_o
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_model import adapted_base, load_initial
 from hpctrain.engine.building.build_optimizer import build_optimizer, check_optimizer
-from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
+from hpctrain.engine.building.build_steps import Around, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
@@ -33,11 +33,10 @@ from hpctrain.engine.steps.place import Place
 from hpctrain.engine.steps.stepping import Outcome, Stepping
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.engine.supervised.micro_batches import MicroBatches, Ramp
-from hpctrain.engine.supervised.schedule import Effective, Schedule, build_schedule
-from hpctrain.engine.supervised.step import TrainStep, Update
+from hpctrain.engine.supervised.schedule import Effective, Schedule
+from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.engine.tasks.task import TaskState, is_foreign
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking.tracker import Tracker
 
 log = logging.getLogger(__name__)
 
@@ -128,13 +127,11 @@ def build(place: Place) -> Trainer:
         from hpctrain.engine.parallel.preparing.batch_norm import check_filled_up
 
         check_filled_up(model.module, config.model.get("norm"))
-    _show_model(model, run, ranks, tracker)
+    _show_model(place, model)
     if config.checkpoint.init_from is not None:
-        load_initial(config.checkpoint, train.lora, config.output_dir, run, ranks, model)
-    packed = config.data.collate == "pack"
-    micro_batches = MicroBatches.of(
-        train, sizes.share * mesh.weight, run, ranks, model, packed=packed
-    )
+        load_initial(place, model)
+    share = sizes.share * mesh.weight
+    micro_batches = MicroBatches.of(share, place, model)
 
     seed_generators(config.seed)  # one that draws does so alike on all ranks
     optimizer = build_optimizer(config.optimizer, model)
@@ -143,32 +140,31 @@ def build(place: Place) -> Trainer:
     seed_generators(config.seed + 1 + mesh.dp_rank, of_torch=config.seed + 1 + mesh.stream)
     check_optimizer(config.optimizer._target_, optimizer, model)
     average = None if train.ema is None else offered.Average(model, train.ema)
-    notes = notes_of(place)
-    watch = None
-    if train.watch != "off":
-        watch = offered.Watch(notes, train.watch, max_steps=max_steps)
     around = Around(
         *(place, mesh, model, optimizer),
-        notes=notes,
-        asking=[model.unused] if model.unused else [],
-        seen=watch.seen if watch else lambda step, loss: None,
         states=config.optimizer.states,
         average=average.tensors if average else {},
-        base=adapted_base(config.checkpoint, train.lora) if train.lora.patterns else "",
+        base=adapted_base(config.checkpoint, train.lora),
     )
+    if model.unused:
+        around.exchange.asking.append(model.unused)
+    watch = None
+    if train.watch != "off":
+        watch = offered.Watch(around.notes, train.watch, max_steps=max_steps)
+        around.health.seen = watch.seen
     step = TrainStep(
         *(model, task, optimizer, around.exchange, around.health),
-        Update(train.clip_norm, config.optimizer.lr),
+        clip_norm=train.clip_norm,
+        base_lr=config.optimizer.lr,
     )
-    schedule = build_schedule(config.scheduler, effective)
+    schedule = Schedule(effective.lr, config.scheduler, max_steps, effective.warmup_steps)
     rows = parts_of_ramp(train, config.parallel, mesh.degrees, mesh.weight)
     profiled = train.profile if ranks.is_main else None
     trained = model.module, optimizer, task
-    of_run, feeds = (run, ranks, (model, task, optimizer)), (loader, evaluations.values())
-    look = offered.FirstLook.of(*of_run, *feeds, max_steps)
+    feeds = loader, evaluations.values()
     # They are called in this order, after a step, at a report and between two steps.
     every: list[Part | None] = [
-        look,
+        offered.FirstLook.of(run, ranks, (model, task, optimizer), *feeds, max_steps),
         Ramp(model, rows, micro_batches) if rows else None,
         step,
         average,
@@ -199,7 +195,7 @@ def build(place: Place) -> Trainer:
     return Trainer(session, step, schedule, micro_batches)
 
 
-def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tracker) -> None:
+def _show_model(place: Place, model: ParallelModel) -> None:
     """Show the summary of the model in the log, in the run directory and in MLflow."""
     device, summary = model.mesh.device, model.summary
     assert summary is not None
@@ -207,12 +203,12 @@ def _show_model(model: ParallelModel, run: RunDir, ranks: RankInfo, tracker: Tra
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
         "parameters": summary.parameters,
     }
-    tracker.log_params({"effective": facts})
-    if not ranks.is_main:
+    place.tracker.log_params({"effective": facts})
+    if not place.ranks.is_main:
         return
     log.info("%s", summary)
-    file = run.path / "artifacts" / "model.txt"
+    file = place.run.path / "artifacts" / "model.txt"
     with suppress(OSError):  # the log has it, too
         file.parent.mkdir(exist_ok=True)
         write_atomically(file, f"{summary}\n")
-        tracker.log_file(file)
+        place.tracker.log_file(file)

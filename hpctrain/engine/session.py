@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +28,12 @@ from torch import nn
 from hpctrain.base.errors import ConfigError, LoopError
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
-from hpctrain.engine.building.build_steps import Around, notes_of, parts_of_user, patience_of
+from hpctrain.engine.building.build_steps import Around, parts_of_user, patience_of
 from hpctrain.engine.building.parts import Parts
+from hpctrain.engine.feeds import OwnFeed, Pass
 from hpctrain.engine.parallel.own_loop import follow, spread
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.feeds import OwnFeed, Pass
 from hpctrain.engine.steps.kept import Kept
 from hpctrain.engine.steps.logged import Ending, Logged, Number
 from hpctrain.engine.steps.place import Place
@@ -62,13 +62,9 @@ class Session:
     """
 
     def __init__(self, place: Place) -> None:
-        self._place = place
+        self.place = place  # what the run has on this rank, for loops within hpctrain
         ranks = place.ranks
-        self.rank, self.local_rank, self.world_size = (
-            ranks.rank,
-            ranks.local_rank,
-            ranks.world_size,
-        )
+        self.rank, self.local_rank, self.world_size = ranks.rank, ranks.local_rank, ranks.world_size
         self.device, self.run_dir = place.device, Path(place.run.path)
         self._models: dict[str, ParallelModel] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -100,11 +96,6 @@ class Session:
         """How the steps have ended; None before."""
         return self._stepping.outcome if self._stepping is not None else None
 
-    @property
-    def place(self) -> Place:
-        """What the run has on this rank, for loops within hpctrain."""
-        return self._place
-
     # --- what a loop brings
 
     def model(self, name: str, module: nn.Module | Callable[[], nn.Module]) -> nn.Module:
@@ -124,9 +115,9 @@ class Session:
             LoopError: The name is taken, or the steps have begun.
         """
         self._take(name, "model")
-        parts, parallel = self._parts, self._place.config.parallel
+        parts, parallel = self._parts, self.place.config.parallel
         # Two models of one class begin with other values.
-        seed = self._place.config.seed + xxhash.xxh32_intdigest(name.encode())
+        seed = self.place.config.seed + xxhash.xxh32_intdigest(name.encode())
         made = spread(module, parallel, parts.mesh, parts.precision, seed=seed)
         self._models[name] = made
         return made.module
@@ -161,20 +152,17 @@ class Session:
         are each sample once, at every `for`. A batch is a dict of the fields and `mask`, which is
         false for rows that only fill it up.
         """
-        config = self._place.config
+        config = self.place.config
         if not config.data.path:
             raise ConfigError("data.path is missing: session.data needs a data set")
         builder = self._parts.data
         if split in ("train", config.data.train_split):
             return builder.training()
-        sets = config.data.other_sets
         if split in ("val", config.data.val_split):
             feed = builder.evaluation()
-        elif split in sets:
-            path, own = sets[split]
-            feed = builder.evaluation(own, path)
         else:
-            feed = builder.evaluation(split)
+            path, own = config.data.other_sets.get(split, (None, split))
+            feed = builder.evaluation(own, path)
         if feed is None:
             raise ConfigError(f"session.data({split!r}): data.val_split is null, so there is none")
         made = Pass(feed)
@@ -205,7 +193,7 @@ class Session:
                 "session.steps was entered twice: a run has one loop over its steps; go through "
                 "other data within a step"
             )
-        max_steps = max_steps if max_steps is not None else self._place.config.train.max_steps
+        max_steps = max_steps if max_steps is not None else self.place.config.train.max_steps
         if not isinstance(max_steps, int) or max_steps < 1:
             raise LoopError(
                 f"session.steps: max_steps={max_steps}: give the number of steps, at least 1, or "
@@ -220,11 +208,11 @@ class Session:
                 "session.steps: these are the samples of a split, each once; give the "
                 "training split: session.data('train')"
             )
-        place, mesh, config = self._place, self._parts.mesh, self._place.config
+        place, mesh, config = self.place, self._parts.mesh, self.place.config
         feed = data if isinstance(data, DevicePrefetcher) else OwnFeed(data, self.world_size)
         if isinstance(feed, OwnFeed) and feed.batches is not None:
             self._kept.add(_DATA, feed.batches, each_rank=True)
-        around = Around(place, mesh, self._models, self._optimizers, notes=notes_of(place))
+        around = Around(place, mesh, self._models, self._optimizers)
         around.checkpointer.more = self._kept
         logged = Logged(mesh, around.health)
         parts: list[Part] = [self._kept, logged, self._ending, *patience_of(config.train)]
@@ -249,7 +237,7 @@ class Session:
 
     def _say_what_was_not_logged(self, logged: Mapping[str, float]) -> None:
         """Warn of a metric by which the run was to decide, if the loop has logged none such."""
-        stopping, best = self._place.config.train.early_stopping, self._place.config.checkpoint.best
+        stopping, best = self.place.config.train.early_stopping, self.place.config.checkpoint.best
         for key, name in (
             ("train.early_stopping.metric", stopping.metric),
             ("checkpoint.best", best),
@@ -282,17 +270,14 @@ class Session:
 
     @contextmanager
     def open(self) -> Iterator[Session]:
-        """Be there for one loop, and end what it has begun."""
-        seed_generators(self._place.config.seed)  # what a loop draws before its steps
-        with self._closing:
+        """Be there for one loop, end what it has begun, and note how it has ended.
+
+        A loop that has not made all of its steps is refused.
+        """
+        self.place.account.enter("startup")
+        seed_generators(self.place.config.seed)  # what a loop draws before its steps
+        with suppress(Stopped), self._closing:
             yield self
-
-    def use(self, made: Stepping) -> None:
-        """Take the steps of a loop within hpctrain."""
-        self._stepping = made
-
-    def check_ended(self) -> None:
-        """Refuse a loop that has returned without making all of its steps."""
         made = self._stepping
         if made is None:
             raise LoopError("the loop has returned without going through session.steps")
@@ -301,11 +286,16 @@ class Session:
                 f"the loop has left session.steps at step {made.step} of {made.max_steps}, by a "
                 "break or a return; session.end(reason) ends a run early, on all ranks"
             )
+        self.place.outcome = made.outcome
+
+    def use(self, made: Stepping) -> None:
+        """Take the steps of a loop within hpctrain."""
+        self._stepping = made
 
     @cached_property
     def _parts(self) -> Parts:
         """The mesh, the precision and the data of the config; our own loop makes them itself."""
-        return Parts(self._place.config, self._place.ranks, self.device)
+        return Parts(self.place.config, self.place.ranks, self.device)
 
     @cached_property
     def _kept(self) -> Kept:

@@ -104,7 +104,7 @@ def ours(data: Path, turns: Turns) -> None:
         def advance(self, step: int) -> None:
             turns.step()
 
-    build_steps.choose_display = lambda is_main, metric: Shown(metric)  # type: ignore[attr-defined]
+    build_steps.choose_display = Shown  # type: ignore[attr-defined]
     steps = SLICE * (TURNS + 1)  # the last turn is never finished
     with tempfile.TemporaryDirectory() as folder:
         where = [f"data.path={data}", f"output_dir={folder}", "parallel.device=cpu"]

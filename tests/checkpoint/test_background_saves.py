@@ -27,14 +27,13 @@ from hpctrain.engine.checkpoint.saving.shared_memory import _REPORT, SharedMemor
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.saving import Every
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.errors import StorageError
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage
 from tests import forkserver
 from tests.conftest import ROOT
 from tests.ranks import run_ranks
-from tests.steps import alone, batch, here, make, trainer_of, weights
+from tests.steps import Every, alone, batch, here, make, trainer_of, weights
 from tests.steps import step_of as training_step
 from tests.training.test_late_numbers import ROWS, Late, Squares, numbers
 

@@ -16,11 +16,10 @@ from torch import distributed
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parts.improvement import Patience
-from hpctrain.engine.steps.saving import Every
 from tests.bounds import EXACT
 from tests.parallel.parity import Cell, Training, batch, build, whole
 from tests.ranks import run_ranks
-from tests.steps import stop_of, trainer_of
+from tests.steps import Every, stop_of, trainer_of
 
 STEPS = 5
 

@@ -1,21 +1,21 @@
 """The size of micro-batches follows from the memory. It is simulated: a CPU has no limit."""
 
 from collections.abc import Callable
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hpctrain.config.schema import TrainConfig
+from hpctrain.config.schema import DataConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.supervised.micro_batches import GpuMemory, MicroBatches
 from hpctrain.engine.supervised.step import TrainStep
 from hpctrain.models import MLP
-from hpctrain.runs.run_dir import RunDir
 from hpctrain.tasks import Classification, Sums
 from tests.ranks import run_ranks
-from tests.steps import ALONE, alone, batch, make, step_of, weights
+from tests.steps import alone, batch, make, step_of, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one")
 
@@ -74,8 +74,8 @@ def test_auto_takes_the_largest_that_fits(size: float, rows: int) -> None:
 
 def test_a_batch_that_is_one_piece_is_never_split() -> None:
     """Packed samples have no rows to split."""
-    model, run = alone(MLP(64, [], 10)), RunDir(Path())
-    assert MicroBatches.of(TrainConfig(), 64, run, ALONE, model, packed=True) is None
+    place: Any = SimpleNamespace(config=SimpleNamespace(data=DataConfig(collate="pack")))
+    assert MicroBatches.of(64, place, alone(MLP(64, [], 10))) is None
     whole = make()  # this step has no MicroBatches either
     whole.task = Simulated(250.0)
     with pytest.raises(torch.OutOfMemoryError):

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hpctrain.engine.parts.improvement import Best, Improvement
+from hpctrain.engine.parts.improvement import Best, Improvement, Patience
 
 
-def judged(values: list[float], **options: Any) -> tuple[Improvement, list[bool]]:
-    follows = Improvement("val/loss", patience=2, **options)
+def judged(values: list[float], **options: Any) -> tuple[Patience, list[bool]]:
+    follows = Patience("val/loss", patience=2, **options)
     return follows, [follows.judge({"val/loss": v}, i) for i, v in enumerate(values)]
 
 
@@ -21,7 +21,7 @@ def test_patience_counts_values_in_a_row_without_a_better_one() -> None:
     assert follows.since == 1, "another metric counts"
     follows.judge({"val/loss": 1.5}, 6)
     assert follows.is_over
-    assert "val/loss was best at step 3 (1)" in follows.reason
+    assert "val/loss was best at step 3 (1)" in follows.over
 
 
 def test_a_gain_must_be_larger_than_min_delta_and_nan_is_none() -> None:
@@ -29,7 +29,7 @@ def test_a_gain_must_be_larger_than_min_delta_and_nan_is_none() -> None:
     follows, better = judged([math.nan, math.nan])
     assert better == [False, False]
     assert follows.is_over
-    assert "never finite" in follows.reason
+    assert "never finite" in follows.over
 
 
 def test_the_mode_follows_from_the_name() -> None:

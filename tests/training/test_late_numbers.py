@@ -20,13 +20,12 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parallel.reducing.scalars import Copied, _Copy
-from hpctrain.engine.steps.saving import Every
 from hpctrain.errors import HealthError
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.tasks import Sums
 from tests.data.test_loader import Numbers
 from tests.ranks import run_ranks
-from tests.steps import alone, step_of, trainer_of
+from tests.steps import Every, alone, step_of, trainer_of
 
 STEPS, ROWS, RANKS = 8, 4, 2
 RARELY = Every(log=100, checkpoint=100)

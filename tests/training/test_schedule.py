@@ -8,13 +8,7 @@ import torch
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import OptimizerConfig, PlateauConfig, SchedulerConfig
 from hpctrain.config.validate import validate
-from hpctrain.engine.supervised.schedule import (
-    Effective,
-    Schedule,
-    build_schedule,
-    peak_lr,
-    warmup_steps,
-)
+from hpctrain.engine.supervised.schedule import Schedule, peak_lr, warmup_steps
 from hpctrain.errors import ConfigError
 
 
@@ -103,8 +97,7 @@ def broken(step: int) -> str:
 
 
 def own(target: str, **options: Any) -> Schedule:
-    effective = Effective(0.1, 0, 10, 10, 64, 1, 1)
-    return build_schedule(SchedulerConfig(_target_=target, options=options), effective)
+    return Schedule(0.1, SchedulerConfig(_target_=target, options=options), max_steps=10)
 
 
 def test_a_schedule_can_be_a_function() -> None:

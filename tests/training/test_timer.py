@@ -10,9 +10,9 @@ from torch import distributed, nn
 
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.part import Part
-from hpctrain.engine.steps.saving import Every, Timer
+from hpctrain.engine.steps.saving import Timer
 from tests.ranks import run_ranks
-from tests.steps import alone, step_of, trainer_of
+from tests.steps import Every, alone, step_of, trainer_of
 from tests.training.test_late_numbers import Late, Squares, numbers
 
 STEPS, RANKS = 12, 2

@@ -10,11 +10,10 @@ from torch import distributed
 from hpctrain.config.rules.metrics import RequestedMetric
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.loop import Trainer
-from hpctrain.engine.steps.saving import Every
 from hpctrain.engine.supervised.evaluations import Evaluations
 from hpctrain.errors import ConfigError
 from tests.ranks import run_ranks
-from tests.steps import batch, make, trainer_of
+from tests.steps import Every, batch, make, trainer_of
 
 
 class Batches:

@@ -7,7 +7,7 @@ shuffle, subset, fold, balance, weights, buckets … ── sampler ────
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +20,9 @@ from hpctrain.config.rules.batch_sizes import BatchSizeRamp
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.loading.loader import Loader
-from hpctrain.data.loading.steps import Tail
-from hpctrain.data.places.placement import ShardPlace, load_index, open_place
+from hpctrain.data.places.placement import load_index, open_place
 from hpctrain.data.samplers.order import Order, Repeat, Sampler
-from hpctrain.data.shards.index import Shard, Statistics
+from hpctrain.data.shards.index import Statistics
 from hpctrain.data.source import Source
 from hpctrain.data.sources.reader import Reader
 from hpctrain.engine.parallel.mesh import Mesh
@@ -35,6 +34,7 @@ if TYPE_CHECKING:  # what a data set does not need is imported where it is made
     from hpctrain.engine.building.chosen_samples import ChosenSamples
     from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
 
+_KINDS = "transforms", "batch_transforms"  # of samples, and of batches on the device
 _SORTED = 8192  # samples that are sorted by length at a time, rounded up to whole batches
 
 
@@ -51,6 +51,7 @@ class DataBuilder:
         self._data, self._sizes, self._seed, self._mesh = data, sizes, seed, mesh
         self._cores = cores
         self._closes: list[Callable[[], None]] = []
+        self._of_evaluation: EvaluationTransforms | None = None
 
     def training(self) -> DevicePrefetcher:
         """Return the feed of the training split, or of the mixture."""
@@ -61,14 +62,11 @@ class DataBuilder:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self._seed)
         return self._feed(
-            source,
-            sampler,
+            *(source, sampler, (mesh.first_share, mesh.shares, mesh.weight)),
+            {name: self._made(name) for name in _KINDS if getattr(data, name)},
             global_batch_size=self._sizes.final,
-            shares=(mesh.first_share, mesh.shares, mesh.weight),
             tail="drop" if data.tail == "drop" else "pad",
             ramp=self._sizes.stages,
-            transforms=self._made("transforms") if data.transforms else [],
-            batch_transforms=self._made("batch_transforms") if data.batch_transforms else [],
         )
 
     def evaluation(
@@ -110,13 +108,11 @@ class DataBuilder:
         split = data.train_split if of_fold else split or str(data.val_split)
         source, reader = self._source(path or data.path, split)
         return self._feed(
-            source,
-            self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False),
+            *(source, self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False)),
+            *(shares, self._transforms_of_evaluation(source)),
             global_batch_size=rows,
-            shares=shares,
             tail="pad",
             max_epochs=1,
-            **self._transforms_of_evaluation(source),
         )
 
     def _fold(self, reader: Reader) -> Sampler:
@@ -151,7 +147,9 @@ class DataBuilder:
     def _source(self, path: str, split: str) -> tuple[Source, Reader]:
         """Return the source of the loader, and the reader of shards below it."""
         data, index = self._data, load_index(path)
-        place = self._place(path, index.split(split).shards)
+        folder = None if data.stage_dir is None else Path(data.stage_dir)
+        place = open_place(path, data.stage, index.split(split).shards, folder=folder)
+        self._closes.append(place.close)
         first_use = data.verify == "first_use"
         reader = Reader(path, split, data.fields, place=place, index=index, first_use=first_use)
         source: Source = reader
@@ -160,14 +158,6 @@ class DataBuilder:
         if data.images.field is not None:
             source = self._decoded(source, data.images.field)
         return source, reader
-
-    def _place(self, path: str, shards: Sequence[Shard]) -> ShardPlace:
-        """Return where shards are read."""
-        data = self._data
-        folder = None if data.stage_dir is None else Path(data.stage_dir)
-        place = open_place(path, data.stage, shards, folder=folder)
-        self._closes.append(place.close)
-        return place
 
     def _windows(self, reader: Reader, field: str) -> Windows:
         from hpctrain.data.sources.windows import Windows
@@ -227,34 +217,28 @@ class DataBuilder:
         self,
         source: Source,
         sampler: Sampler,
-        *,
-        global_batch_size: int,
         shares: tuple[int, int, int],
-        tail: Tail,
-        transforms: list[Any],
-        batch_transforms: list[Any],
-        max_epochs: int | None = None,
-        ramp: Sequence[tuple[int, int]] = (),
+        transforms: Mapping[str, list[Any]],
+        **options: Any,
     ) -> DevicePrefetcher:
+        """Return a feed of this rank's shares; `options` are those of a `Loader`."""
         data, device = self._data, self._mesh.device
+        of_samples, of_batches = (transforms.get(name) for name in _KINDS)
         loader = Loader(
             source,
-            global_batch_size=global_batch_size,
             dp_rank=shares[0],
             dp_size=shares[1],
             dp_count=shares[2],
             sampler=sampler,
             seed=self._seed,
-            tail=tail,
-            max_epochs=max_epochs,
-            ramp=ramp,
             collate="pack" if data.collate == "pack" else "pad",
             threads=data.threads,
             prefetch_bytes=int(data.prefetch_mb * 1e6),
             pin_memory=device.type == "cuda",
-            workers=self._workers(source, transforms) if transforms else None,
+            workers=self._workers(source, of_samples) if of_samples else None,
+            **options,
         )
-        transform = self._composed(batch_transforms) if batch_transforms else None
+        transform = self._composed(of_batches) if of_batches else None
         closes, self._closes = self._closes, []
         return DevicePrefetcher(loader, device, transform, seed=self._seed, closes=closes)
 
@@ -278,16 +262,13 @@ class DataBuilder:
         return transforms_of(f"data.{name}", getattr(self._data, name), self._seed)
 
     def _transforms_of_evaluation(self, source: Source) -> dict[str, list[Any]]:
-        kinds, data = ("transforms", "batch_transforms"), self._data
-        if not any(getattr(data, f"{of}{kind}") for of in ("", "val_") for kind in kinds):
-            return {kind: [] for kind in kinds}
-        return self._of_evaluation.of(source, self._statistics())
-
-    @cached_property
-    def _of_evaluation(self) -> EvaluationTransforms:
+        if not any(getattr(self._data, f"{of}{each}") for of in ("", "val_") for each in _KINDS):
+            return {}
         from hpctrain.engine.building.evaluation_transforms import EvaluationTransforms
 
-        return EvaluationTransforms(self._data, self._mesh.device, self._seed)
+        if self._of_evaluation is None:
+            self._of_evaluation = EvaluationTransforms(self._data, self._mesh.device, self._seed)
+        return self._of_evaluation.of(source, self._statistics())
 
     @cached_property
     def _chosen(self) -> ChosenSamples:

@@ -23,32 +23,27 @@ from hpctrain.engine.checkpoint.stored_weights import open_weights
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.long_work import long_work
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
+from hpctrain.engine.steps.place import Place
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.runs.checkpoints.matching import Match, listed, renames
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.chosen_checkpoint import verified
-from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
 
 
-def load_initial(
-    start: CheckpointConfig,
-    lora: LoRAConfig,
-    output_dir: str,
-    run: RunDir,
-    ranks: RankInfo,
-    model: ParallelModel,
-) -> None:
+def load_initial(place: Place, model: ParallelModel) -> None:
     """Load the weights of `checkpoint.init_from`, unless the run's own checkpoint has them all.
 
     All ranks call this together. Rank 0 says in the log what keeps its initial values.
     """
-    resumes = objects.broadcast(bool(checkpoints(run.checkpoints)) if ranks.is_main else None)
+    start, lora = place.config.checkpoint, place.config.train.lora
+    is_main, own = place.ranks.is_main, place.run.checkpoints
+    resumes = objects.broadcast(bool(checkpoints(own)) if is_main else None)
     adapted = adapted_base(start, lora)
     if resumes and not adapted:
         return
-    files = _verified(start, output_dir, ranks)
+    files = _verified(start, place.config.output_dir, place.ranks)
     with long_work("loading checkpoint.init_from"):
         try:
             stages = stages_of(model)
@@ -59,7 +54,7 @@ def load_initial(
         _refuse_gaps(model.module, {*found.initial})
         if lora.quantize:
             offered.quantized.quantize(model.module)
-    if ranks.is_main:
+    if is_main:
         log.info("the weights of %s: %s", start.init_from, found)
 
 

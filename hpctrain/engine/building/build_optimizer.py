@@ -113,8 +113,10 @@ def _check_groups(config: OptimizerConfig, known: list[str]) -> None:
 
 def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
     """Return what the optimizer gets: the parameters, with their names, or in groups."""
-    if _takes_names(config._target_):
-        return [*zip(model.names, model.parameters, strict=True)]
+    called = instantiate("optimizer", {"_target_": config._target_, "_partial_": True}).func
+    with suppress(TypeError, ValueError):  # some compiled functions have no signature
+        if next(iter(inspect.signature(called).parameters), "") == NAMED:
+            return [*zip(model.names, model.parameters, strict=True)]
     if not model.parameters:  # a stage of a pipeline whose parameters are all frozen
         return [{"params": []}]
     return _in_groups(config, model) if model.settings else [*model.parameters]
@@ -136,13 +138,3 @@ def _in_groups(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
         }
         for own, same in groups.items()
     ]
-
-
-def _takes_names(target: str) -> bool:
-    """Return whether an optimizer gets pairs of a name and a parameter."""
-    called = instantiate("optimizer", {"_target_": target, "_partial_": True}).func
-    try:
-        parameters = inspect.signature(called).parameters
-    except (TypeError, ValueError):  # some compiled functions have no signature
-        return False
-    return next(iter(parameters), "") == NAMED

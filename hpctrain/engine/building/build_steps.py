@@ -16,24 +16,24 @@ from torch import nn
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.record import convert
-from hpctrain.base.names.run_record import BestValue
+from hpctrain.base.names.run_record import BestValue, Note
 from hpctrain.config.schema import TrainConfig
 from hpctrain.engine.building.instantiate import instantiate_all
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.health import Health
+from hpctrain.engine.feeds import Feed
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.reducing.scalars import Asks, Exchange
+from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.engine.parts.display import ProgressFile, choose_display
+from hpctrain.engine.parts.display import Display, ProgressFile, choose_display
 from hpctrain.engine.parts.improvement import Best, Patience
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
-from hpctrain.engine.steps.saving import Every, Saving, Timer
+from hpctrain.engine.steps.saving import Saving, Timer
 from hpctrain.engine.steps.stepping import Stepping
 from hpctrain.engine.tasks.task import Task
 from hpctrain.runs.code import trained_code
@@ -51,12 +51,11 @@ class Around:
     """What is around the steps of a loop; all ranks make it together.
 
     The models and optimizers are those of the checkpoints, and `options` those of a `Checkpointer`.
-    `asking` has flags in the reduction of a step. `seen` is called with each healthy step and its
-    mean loss.
 
     Attributes:
         health: Judges each step.
         exchange: Makes the one reduction of a step.
+        notes: Those of the run, which go on from those of the attempts before.
     """
 
     def __init__(
@@ -65,14 +64,10 @@ class Around:
         mesh: Mesh,
         model: ParallelModel | Mapping[str, ParallelModel],
         optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
-        *,
-        notes: Notes,
-        asking: Sequence[Asks] = (),
-        seen: Callable[[int, float], None] = lambda step, loss: None,
         **options: Any,
     ) -> None:
         run, ranks, saves = place.run, place.ranks, place.config.checkpoint
-        self._place, self._mesh, self._notes = place, mesh, notes
+        self._place, self._mesh = place, mesh
         self.checkpointer = Checkpointer(
             *(run.checkpoints, saves.keep, ranks, model, optimizer),
             kept=lambda: [*trained_code.turning_points(run.read())][-1:],
@@ -80,16 +75,23 @@ class Around:
         )
         by_clock = [] if saves.every_s is None else [Timer(saves.every_s, decides=ranks.is_main)]
         self._timer = next(iter(by_clock), None)
+
+        def record_notes(notes: list[Note]) -> None:
+            place.record(notes=msgspec.to_builtins(notes))
+
+        self.notes, left_out = Notes(), []
+        if ranks.is_main:
+            known = run.read()
+            self.notes = Notes(place.tracker, known.notes, record_notes)
+            left_out = [*known.left_out]
         # Rank 0 knows which batches earlier rollbacks left out.
-        known = objects.broadcast([*run.read().left_out] if ranks.is_main else None)
         self.health = Health(
             place.config.train.nonfinite,
             run=run.path,
-            left_out=[(step, consumed) for step, consumed in known],
+            left_out=[(step, consumed) for step, consumed in objects.broadcast(left_out)],
             record=lambda left_out: place.record(left_out=left_out),
-            seen=seen,
         )
-        self.exchange = Exchange(mesh, [place.stop, *by_clock, self.checkpointer.saves, *asking])
+        self.exchange = Exchange(mesh, [place.stop, *by_clock, self.checkpointer.saves])
 
     def steps(
         self,
@@ -103,19 +105,25 @@ class Around:
         **measured: Any,
     ) -> Stepping:
         """Return the steps with these parts; `measured` are options of the `Meter`."""
-        place, config, notes = self._place, self._place.config, self._notes
+        place, config = self._place, self._place.config
         run, ranks, saves = place.run, place.ranks, config.checkpoint
-        display = choose_display(ranks.is_main, config.metric)
-        if ranks.is_main:
-            display = ProgressFile(display, run.path / "progress.json", config.metric)
+
+        def record(best: dict[str, Any]) -> None:
+            if ranks.is_main and run.read().best != convert(BestValue, best, "best"):
+                run.update(best=best)
+
+        best = Best(saves.best, record, self.checkpointer.exists)
         slow = None
         if ranks.world_size > 1:
-            say = partial(notes.say, "slow_rank")
+            say = partial(self.notes.say, "slow_rank")
             slow = offered.slow_ranks.SlowRanks(self._mesh, ranks.rank, ranks.host, say=say)
-        every = report_every(config.train, max_steps), saves.every_steps
+        display = Display()
+        if ranks.is_main:
+            shown, file = choose_display(config.metric), run.path / "progress.json"
+            display = ProgressFile(shown, file, config.metric)
         return Stepping(
             feed=feed,
-            saving=Saving(self.checkpointer, Every(*every), self._timer, self._best()),
+            saving=Saving(self.checkpointer, saves.every_steps, self._timer, best),
             exchange=self.exchange,
             tracker=place.tracker,
             display=display,
@@ -123,30 +131,14 @@ class Around:
             health=self.health,
             meter=Meter(feed, place.account, slow, precision, place.tracker, **measured),
             max_steps=max_steps,
+            log_every=report_every(config.train, max_steps),
             parts=parts,
             states=states,
-            notes=notes,
+            notes=self.notes,
             counts=counts,
             began_from=place.began_from,
             until=ranks.until,
         )
-
-    def _best(self) -> Best:
-        run, ranks = self._place.run, self._place.ranks
-
-        def record(best: dict[str, Any]) -> None:
-            if ranks.is_main and run.read().best != convert(BestValue, best, "best"):
-                run.update(best=best)
-
-        return Best(self._place.config.checkpoint.best, record, self.checkpointer.exists)
-
-
-def notes_of(place: Place) -> Notes:
-    """Return the notes of the run, which go on from those of the attempts before."""
-    if not place.ranks.is_main:
-        return Notes()
-    known = place.run.read().notes
-    return Notes(place.tracker, known, lambda notes: place.record(notes=msgspec.to_builtins(notes)))
 
 
 def patience_of(train: TrainConfig) -> list[Part]:

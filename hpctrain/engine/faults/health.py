@@ -72,14 +72,14 @@ class Health:
     `policy` is the key `train.nonfinite`; at most `budget` of `_WINDOW` steps are left out. The
     samples of an unhealthy step are listed in the directory `run`.
     `left_out` are the batches that rollbacks have left out so far, as (global step, samples that
-    the training had been given after the batch); `record` is called with them after a rollback, and
-    `seen` with each healthy step and its mean loss over all ranks.
+    the training had been given after the batch); `record` is called with them after a rollback.
 
     Attributes:
         skipped: The number of steps that were left out since the start of the run.
         left_out: The batches to leave out: the samples that the training has been given after each.
         names: Returns which numbers of the last step are not finite on this rank, in a loop that
             logs them by name; None if there is one loss.
+        seen: Called with each healthy step and its mean loss over all ranks.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class Health:
         run: Path | None = None,
         left_out: Sequence[tuple[int, int]] = (),
         record: Callable[[list[tuple[int, int]]], None] = lambda _: None,
-        seen: Callable[[int, float], None] = lambda step, loss: None,
     ) -> None:
         self.policy, self.skipped = policy, len(left_out)
         self._budget, self._run = budget, run
-        self._left_out, self._record, self._seen = [*left_out], record, seen
+        self._left_out, self._record = [*left_out], record
+        self.seen: Callable[[int, float], None] = lambda step, loss: None
         self._steps = [step for step, _ in left_out]
         self.left_out = {consumed for _, consumed in left_out}
         self.names: Callable[[], Sequence[str]] | None = None
@@ -147,7 +147,7 @@ class Health:
             if problem := _problem(numbers):
                 self.respond(problem, self._last)
             else:
-                self._seen(about.step, numbers[0] / numbers[3])
+                self.seen(about.step, numbers[0] / numbers[3])
 
     def judge_state(self, wrong: str) -> None:
         """Judge the model after the last step as `judge` does; `wrong` is such as "parameter x"."""

@@ -13,7 +13,6 @@ import pickle
 import re
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -96,24 +95,20 @@ def observed(config: HangConfig, logs: Path, ranks: RankInfo, timeout_s: float) 
             observer.wait(_END_S if ranks.local_world_size == 1 else 0)
 
 
-@contextmanager
-def named_if_late(run: Path, ranks: RankInfo, timeout_s: float) -> Iterator[None]:
-    """Replace the error of a collective operation that has timed out by what the observers say.
+def timed_out(
+    error: Exception, run: Path, ranks: RankInfo, timeout_s: float, since: float
+) -> LateRankError | None:
+    """Return what the observers say, since a time, of a collective operation that has timed out.
 
-    Raises:
-        LateRankError: A collective operation has timed out, after `parallel.timeout_s`.
+    None if the error is another one.
     """
-    began = time.time()
-    try:
-        yield
-    except RuntimeError as error:
-        if not _TIMED_OUT.search(str(error)):
-            raise
-        hang = Hang.of(run, ranks.attempt_key, began)
-        said = hang.sentence if hang else f"rank {ranks.rank} waits for others ({error})"
-        raise LateRankError(
-            f"{said} (parallel.timeout_s={timeout_s:g}; stacks of the ranks: {run}/logs/{FOLDER})"
-        ) from error
+    if not _TIMED_OUT.search(str(error)):
+        return None
+    hang = Hang.of(run, ranks.attempt_key, since)
+    said = hang.sentence if hang else f"rank {ranks.rank} waits for others ({error})"
+    return LateRankError(
+        f"{said} (parallel.timeout_s={timeout_s:g}; stacks of the ranks: {run}/logs/{FOLDER})"
+    )
 
 
 def _make_known(page: marks.Page, logs: Path, job: ObserverSettings) -> Iterator[Child]:

@@ -109,7 +109,11 @@ class Attempt:
             record = self._run.read()
             values = self._config.chosen([*record.overrides, *record.swept])
             self.tracker.start(values, tags)
-            self._record_data()
+            if self._config.tracking.enabled:
+                # The builder of the data says what is wrong with it.
+                with suppress(HpctrainError, OSError):
+                    for data_set in run_page.data_sets(self._of_loop.data):
+                        self.tracker.log_dataset(data_set)
             self._stack = stack.pop_all()
         return self
 
@@ -164,17 +168,14 @@ class Attempt:
         if damaged or self._run.read().attempt.first_step != step:
             self._run.add_facts(first_step=step, damaged=sorted(damaged))
         if self._code:
-            self._warn_of_code(step)
+            log.warning(
+                "the code has changed: %s. The run goes on from step %d with the code as it is "
+                "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
+                "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
+                "back",
+                *(self._code, step, trained_code.CHOICE, self._run.name, step),
+            )
         trained_code.record(self._run, self._config.targets, _MODULES)
-
-    def _warn_of_code(self, step: int) -> None:
-        log.warning(
-            "the code has changed: %s. The run goes on from step %d with the code as it is "
-            "now, and the checkpoint of that step is kept. If that is not meant, stop the run: "
-            "%s; `resume --branch %s --step %d` goes on with the old code, once you put it "
-            "back",
-            *(self._code, step, trained_code.CHOICE, self._run.name, step),
-        )
 
     def ended(self, outcome: Outcome, reason: str) -> None:
         """Record how the training has ended, without an error; `reason` is the stop request."""
@@ -273,13 +274,4 @@ class Attempt:
         )
         if not others:
             return journal
-        several = offered.SeveralTrackers(journal, others, self._run.path, name, known.uid)
-        return several
-
-    def _record_data(self) -> None:
-        """Record the data sets."""
-        if not self._config.tracking.enabled:
-            return
-        with suppress(HpctrainError, OSError):  # the builder of the data says what is wrong
-            for facts in run_page.data_sets(self._of_loop.data):
-                self.tracker.log_dataset(facts)
+        return offered.SeveralTrackers(journal, others, self._run.path, name, known.uid)

@@ -6,13 +6,11 @@
 torch reads the variables when it is imported, so this module does not import it.
 """
 
-import getpass
 import os
-import re
 import sys
-import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import private_folder
@@ -26,18 +24,18 @@ def use(run: Path, environment: MutableMapping[str, str] = os.environ) -> None:
 
     Folders that belong to another user are a StorageError.
     """
-    # torch sets the variable itself when it is imported, as in a notebook before this call.
-    if "torch" in sys.modules and environment.get(TORCH) == _default():
+    # torch may have set the variable itself, as in a notebook before this call.
+    by_torch: Any = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    if by_torch and environment.get(TORCH) == by_torch.default_cache_dir():
         del environment[TORCH]
     if TORCH not in environment:
         environment[TORCH] = str(_folder(run))
     environment.setdefault(TRITON, str(Path(environment[TORCH]) / "triton"))
     # torch keeps precompiled headers of C++ in its default folder, whatever the variable says.
     environment.setdefault(HEADERS, "0")
-    if (
-        environment[HEADERS] == "0" and "torch._inductor.config" in sys.modules
-    ):  # inductor has read the variable already
-        sys.modules["torch._inductor.config"].cpp_cache_precompile_headers = False  # type: ignore[attr-defined]
+    inductor: Any = sys.modules.get("torch._inductor.config")
+    if inductor and environment[HEADERS] == "0":  # it has read the variable already
+        inductor.cpp_cache_precompile_headers = False
 
 
 def _folder(run: Path) -> Path:
@@ -52,13 +50,3 @@ def _folder(run: Path) -> Path:
         f"{own}: not a folder of this user, or others can write there, so torch.compile would "
         f"run their code; delete it, or set {TORCH} to a private folder"
     )
-
-
-def _default() -> str:
-    """Return the folder that torch takes by default."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the user has no name here
-        user = f"uid_{os.getuid()}"
-    name = "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user)
-    return str(Path(tempfile.gettempdir(), name))

@@ -11,9 +11,9 @@ from __future__ import annotations
 import faulthandler
 import logging
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -33,14 +33,13 @@ from hpctrain.engine.distributed.devices import job_gpus
 from hpctrain.engine.distributed.group import lease, process_group
 from hpctrain.engine.faults.collectives import where
 from hpctrain.engine.faults.health import RolledBack
-from hpctrain.engine.faults.observed import named_if_late
+from hpctrain.engine.faults.observed import timed_out
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.job.attempt import Attempt
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.clocks import Account, process_began
-from hpctrain.engine.session import Session, Stopped
+from hpctrain.engine.session import Session
 from hpctrain.engine.steps.place import Place
-from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.engine.supervised.deterministic import deterministic
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
@@ -62,9 +61,9 @@ def train(config: RunSections, run: RunDir, ranks: RankInfo, began: float | None
     failed the checks of `launch.preflight` is a NodeError. Errors are recorded in the run
     directory. The attempt has `began` with this process, or at a time of `time.monotonic`.
     """
-    with _opened(config, run, ranks, began) as rank:
-        rank.loop(_loop(config))
-        return rank.code
+    with _opened(config, run, ranks, began) as place:
+        _go_through(instantiate("loop", {**config.loop, "_partial_": True}), place)
+    return _exit_code(place)
 
 
 @contextmanager
@@ -75,26 +74,30 @@ def session_of(
 
     Raises SystemExit with the exit code of `train` at its end, if the run was stopped.
     """
-    with _opened(config, run, ranks, began) as rank:
-        session = Session(rank.place())
-        with suppress(Stopped), session.open():
-            yield session
-        session.check_ended()
-        rank.outcome = session.outcome
-    if rank.code:
-        raise SystemExit(rank.code)
+    with _opened(config, run, ranks, began) as place, Session(place).open() as session:
+        yield session
+    if code := _exit_code(place):
+        raise SystemExit(code)
 
 
-def _loop(config: RunSections) -> Callable[[Session], None]:
-    """Return the loop that the config names, with its arguments."""
-    made: Callable[[Session], None] = instantiate("loop", {**config.loop, "_partial_": True})
-    return made
+def _go_through(loop: Callable[[Session], None], place: Place) -> None:
+    """Go through a loop; after a rollback everything is built again, as in another attempt.
+
+    The models are gone when this returns, so they end before the process group: a
+    DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
+    threads while it holds Python's lock, and such a thread may wait for this lock for ever.
+    """
+    while place.outcome is None:
+        with suppress(RolledBack), Session(place).open() as session:
+            loop(session)
+        del session  # its successor needs the memory
+        place.began_from = lambda step, damaged: None  # of a rollback the journal tells
 
 
 @contextmanager
 def _opened(
     config: RunSections, run: RunDir, ranks: RankInfo, began: float | None
-) -> Iterator[_Rank]:
+) -> Iterator[Place]:
     """Be one rank of a run: in its process group, with its stop requests, record and sensors."""
     given = config.of_loop
     with suppress(OSError, AttributeError):  # a notebook's stderr may be no file
@@ -118,7 +121,7 @@ def _opened(
         nullcontext() if ranks.is_main else kept(run.logs, ranks),
     ):
         stop.tell = partial(_tell_late, run, ranks)
-        if ranks.is_main:
+        if attempt:
             count = torch.get_num_threads()
             log.info("%s on %s (torch threads: %d), %s", run.path, device, count, ranks)
             if ranks.launcher == "slurm":
@@ -131,23 +134,30 @@ def _opened(
         with offered.monitored(config.monitor, run.path, ranks, job_gpus(device)):
             since = process_began() if began is None else began
             account = Account(since, ranks.world_size, _trained_s(run, ranks))
+            tracker = attempt.tracker if attempt else Tracker()
+            place = Place(given, run, ranks, device, tracker, stop, account)
+            if attempt:
+                place.began_from = attempt.began_from
             marks.open_page().where = partial(where, ranks.world_size, stacks)
             store = long_work.store() if ranks.world_size > 1 else None
-            rank = _Rank(config, run, ranks, device, attempt, stop, account)
-            with (
-                named_if_late(run.path, ranks, given.parallel.timeout_s),
-                lease(store, ranks.rank, ranks.master_port) if store else nullcontext(),
-                deterministic(device) if given.train.deterministic else nullcontext(),
-                default_dtype(given.precision),
-                _explained(run),
-            ):
-                yield rank
+            here_since = time.time()
+            try:
+                with (
+                    lease(store, ranks.rank, ranks.master_port) if store else nullcontext(),
+                    deterministic(device) if given.train.deterministic else nullcontext(),
+                    default_dtype(given.precision),
+                ):
+                    yield place
+            except (RuntimeError, MisfitError) as error:
+                if explained := _explained(error, place, here_since):
+                    raise explained from error
+                raise
         stop.met()
         # This happens inside the process group, whose teardown waits for rank 0: Slurm and
         # torchrun kill all ranks as soon as one has exited with a code other than 0.
-        assert rank.outcome is not None
+        assert place.outcome is not None
         if attempt:
-            attempt.ended(rank.outcome, stop.reason)
+            attempt.ended(place.outcome, stop.reason)
 
 
 def _end_if_over(run: RunDir, ranks: RankInfo) -> None:
@@ -169,70 +179,22 @@ def _trained_s(run: RunDir, ranks: RankInfo) -> float:
     return before["device_s"] if before else 0.0
 
 
-@dataclass
-class _Rank:
-    """One rank of a run, from the moment when it may train to its end."""
-
-    config: RunSections
-    run: RunDir
-    ranks: RankInfo
-    device: torch.device
-    attempt: Attempt | None
-    stop: Stop
-    account: Account
-    outcome: Outcome | None = None
-    rollbacks: int = 0
-
-    def place(self) -> Place:
-        """Return what a session begins with, once more after a rollback."""
-        self.account.enter("startup")
-        tracker = self.attempt.tracker if self.attempt else Tracker()
-        rank = self.run, self.ranks, self.device
-        place = Place(self.config.of_loop, *rank, tracker, self.stop, self.account)
-        if self.attempt and not self.rollbacks:  # of a rollback the journal tells
-            place = replace(place, began_from=self.attempt.began_from)
-        return place
-
-    def loop(self, loop: Callable[[Session], None]) -> None:
-        """Go through a loop; after a rollback everything is built again, as in another attempt.
-
-        The models are gone when this returns, so they end before the process group: a
-        DistributedDataParallel that outlives its group is the last to hold it. It then ends gloo's
-        threads while it holds Python's lock, and such a thread may wait for this lock for ever.
-        """
-        while True:
-            session = Session(self.place())
-            with suppress(RolledBack):
-                with suppress(Stopped), session.open():
-                    loop(session)
-                session.check_ended()
-                self.outcome = session.outcome
-                return
-            # Its successor needs the memory.
-            del session
-            self.rollbacks += 1
-
-    @property
-    def code(self) -> int:
-        """The exit code of the process."""
-        assert self.outcome is not None
-        if self.outcome.finished or self.outcome.paused:
-            return 0
-        return _EXIT_INTERRUPTED if self.stop.reason == "SIGINT" else _EXIT_TERMINATED
+def _exit_code(place: Place) -> int:
+    assert place.outcome is not None
+    if place.outcome.finished or place.outcome.paused:
+        return 0
+    return _EXIT_INTERRUPTED if place.stop.reason == "SIGINT" else _EXIT_TERMINATED
 
 
-@contextmanager
-def _explained(run: RunDir) -> Iterator[None]:
-    """Say what to do about errors that the code or the config of a run has caused."""
-    try:
-        yield
-    except MisfitError as error:
+def _explained(error: Exception, place: Place, since: float) -> Exception | None:
+    """Return what says more of an error that the code, the config or another rank has caused."""
+    run, ranks = place.run, place.ranks
+    if isinstance(error, MisfitError):
         code = trained_code.changes(run)
         changed = f". The code has changed: {code}" if code else ""
-        raise MisfitError(
+        return MisfitError(
             f"{error}{changed}. Put the model back as it was; or {trained_code.CHOICE}"
-        ) from error
-    except RuntimeError as error:
-        if "does not have a deterministic implementation" in str(error):
-            raise ConfigError(f"train.deterministic=true: {error}") from error
-        raise
+        )
+    if "does not have a deterministic implementation" in str(error):
+        return ConfigError(f"train.deterministic=true: {error}")
+    return timed_out(error, run.path, ranks, place.config.parallel.timeout_s, since)

@@ -27,10 +27,10 @@ from hpctrain.runs.freeze import check, freeze
 from hpctrain.runs.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from hpctrain.base.names.run_record import RunRecord
-    from hpctrain.config.schema import Config, LaunchConfig, TrackingConfig
+    from hpctrain.config.schema import Config, TrackingConfig
     from hpctrain.engine.session import Session
 
 log = logging.getLogger(__name__)
@@ -180,50 +180,42 @@ def _show_finished(tracking: TrackingConfig, run: RunDir, metric: str) -> None:
 @contextmanager
 def _prepared(config: Config, run: RunDir, ranks: RankInfo) -> Iterator[None]:
     """Prepare this process for an attempt, and import torch; the observer sees the context."""
+    from hpctrain.cluster.ranks import flight_recorder, leaving
+    from hpctrain.cluster.ranks.variables import export
     from hpctrain.engine.faults.observed import observed
+    from hpctrain.engine.job import compile_cache
     from hpctrain.runs.run_dir import told
     from hpctrain.runs.terminal_log import kept
 
+    tracking = config.tracking
     # The other ranks keep a log once rank 0 has certainly made the folder.
     with kept(run.logs, ranks) if ranks.is_main else nullcontext(), told(run.path):
-        _set_up(config, run, ranks)
-        # Collections take a third of the time of the import: torch makes many objects and drops
-        # few. Later collections leave them out, but not what a training before has left.
-        first = "hpctrain.engine.job.fit" not in sys.modules
-        with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
-            if first:
-                gc.disable()
-            import hpctrain.engine.job.fit  # noqa: F401
+        if ranks.is_main:
+            log.info("%s: starting; importing torch takes some seconds", run.path)
+        # What torch and its libraries read when they are imported, or first used.
+        sections = config.network, config.train, config.site.env
+        exported = export(*sections, one_node=ranks.one_node)
+        home = Path(ranks.worker or run.path)
+        flight_recorder.prepare(home / "logs", ranks.rank)
+        if ranks.world_size > 1:
+            leaving.write_no_core_dump()
+        if exported and ranks.is_main:
+            log.info("exported variables are kept: %s", ", ".join(exported))
+        compile_cache.use(home)
+        if ranks.is_main and tracking.enabled and tracking.upload:
+            from hpctrain.tracking.store import check_store
 
-            if first:
+            check_store(str(tracking.uri), tracking.experiment)
+        with observed(config.hang, run.logs, ranks, config.parallel.timeout_s):
+            # Collections take a third of the time of the import: torch makes many objects and
+            # drops few. Later collections leave them out, but not what a training before has left.
+            if "hpctrain.engine.job.fit" not in sys.modules:
+                gc.disable()
+                import hpctrain.engine.job.fit  # noqa: F401
+
                 gc.freeze()
                 gc.enable()
             yield
-
-
-def _set_up(config: Config, run: RunDir, ranks: RankInfo) -> None:
-    """Set what torch and its libraries read when they are imported; look whether MLflow answers."""
-    from hpctrain.cluster.ranks import flight_recorder, leaving
-    from hpctrain.cluster.ranks.variables import export
-    from hpctrain.engine.job import compile_cache
-
-    if ranks.is_main:
-        log.info("%s: starting; importing torch takes some seconds", run.path)
-    sections = config.network, config.train, config.site.env
-    exported = export(*sections, one_node=ranks.one_node)
-    # torch notes the folders when it is imported, or first uses them.
-    home = Path(ranks.worker or run.path)
-    flight_recorder.prepare(home / "logs", ranks.rank)
-    if ranks.world_size > 1:
-        leaving.write_no_core_dump()
-    if exported and ranks.is_main:
-        log.info("exported variables are kept: %s", ", ".join(exported))
-    compile_cache.use(home)
-    tracking = config.tracking
-    if ranks.is_main and tracking.enabled and tracking.upload:
-        from hpctrain.tracking.store import check_store
-
-        check_store(str(tracking.uri), tracking.experiment)
 
 
 def _check_world(config: Config, ranks: RankInfo) -> None:
@@ -234,21 +226,17 @@ def _check_world(config: Config, ranks: RankInfo) -> None:
             "srun in front (srun --overlap in a shell that srun has started), or set "
             "HPCTRAIN_LAUNCHER=single to train with one process here"
         )
-    asked = config.asked_world_sizes
+    asked, launch = config.asked_world_sizes, config.launch
     # With plain `torchrun` or the sbatch template, `launch` keeps its default of one rank.
     if list(asked) != [1] and ranks.world_size not in asked:
-        _refuse_world(config.launch, asked, ranks)
-
-
-def _refuse_world(launch: LaunchConfig, asked: Sequence[int], ranks: RankInfo) -> None:
-    several = f" to {asked[-1]}" if len(asked) > 1 else ""
-    raise ConfigError(
-        f"launch.nodes={launch.nodes} x launch.tasks_per_node="
-        f"{launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
-        f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
-        "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
-        "--ntasks-per-node), or leave launch.* out"
-    )
+        several = f" to {asked[-1]}" if len(asked) > 1 else ""
+        raise ConfigError(
+            f"launch.nodes={launch.nodes} x launch.tasks_per_node="
+            f"{launch.tasks_per_node} = {asked[0]}{several} ranks, but {ranks.world_size} "
+            f"{'was' if ranks.world_size == 1 else 'were'} started ({ranks.launcher}): "
+            "start them with -m or torchrun, ask sbatch or srun for as many (--nodes, "
+            "--ntasks-per-node), or leave launch.* out"
+        )
 
 
 def _say_what_changed(run: RunDir) -> None:

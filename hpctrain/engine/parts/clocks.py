@@ -7,12 +7,12 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from operator import sub
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
 from hpctrain.base.processes import marks
+from hpctrain.base.processes.child import Process
 
 _PENDING = 256  # events; beyond that, those that have passed are read at each step
 
@@ -150,8 +150,8 @@ class Account:
 
 def process_began() -> float:
     """Return when this process began, on the clock of `time.monotonic`."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    ticks = Process.current().started
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - max(0.0, age)
 
 

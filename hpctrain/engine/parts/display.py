@@ -146,10 +146,8 @@ def _label(name: str) -> str:
     return label if group == "train" else f"{group} {label}"
 
 
-def choose_display(is_main: bool, metric: str = "") -> Display:
-    """Return the bar on a terminal, lines elsewhere, and nothing on ranks other than 0."""
-    if not is_main:
-        return Display()
+def choose_display(metric: str = "") -> Display:
+    """Return the bar on a terminal, and lines elsewhere."""
     return _Bar(metric) if sys.stderr.isatty() else Lines(metric)
 
 

@@ -34,16 +34,6 @@ class Improvement:
         """Whether the patience is used up."""
         return self._patience is not None and self.since >= self._patience
 
-    @property
-    def reason(self) -> str:
-        """Why the run ends early, for people."""
-        if self.value is None:
-            return f"early stopping: {self.metric} was never finite in {self.since} evaluations"
-        return (
-            f"early stopping: {self.metric} was best at step {self.step} ({self.value:.6g}), and "
-            f"not better in the {self.since} evaluations since"
-        )
-
     def judge(self, metrics: Mapping[str, float], step: int) -> bool:
         """Take the value of a step; return whether it is the best so far.
 
@@ -81,8 +71,15 @@ class Patience(Improvement, Part):
 
     @property
     def over(self) -> str:
-        """Why the training ends early."""
-        return self.reason if self.is_over else ""
+        """Why the training ends early, for people; "" if it does not."""
+        if not self.is_over:
+            return ""
+        if self.value is None:
+            return f"early stopping: {self.metric} was never finite in {self.since} evaluations"
+        return (
+            f"early stopping: {self.metric} was best at step {self.step} ({self.value:.6g}), and "
+            f"not better in the {self.since} evaluations since"
+        )
 
     def logged(self, metrics: Mapping[str, float], step: int) -> None:
         """Take the metrics of a step."""

@@ -9,50 +9,28 @@ far from the core when the step before has used all of the cache. What costs mor
 reports, where the host waits for the device anyway.
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from operator import add, sub
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
+from hpctrain.base import offered
 from hpctrain.base.processes import marks
 from hpctrain.base.units import GIB
 from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
+from hpctrain.engine.feeds import Feed
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parts.clocks import Account, Interval, StepTimes, WorkClock, percentile
 from hpctrain.tracking.tracker import Tracker
 
 _RECORD_S = 1.0  # seconds; reports that follow each other sooner have one record `time` together
-
-
-class _Loader(Protocol):
-    """What the meter asks of the feed of a training."""
-
-    @property
-    def wait_s(self) -> float: ...
-    @property
-    def last(self) -> Any: ...
-    def state_dict(self) -> Mapping[str, Any]: ...
-
-
-class _SlowRanks(Protocol):
-    """What compares the ranks; an extension offers it."""
-
-    def compare(self, own: Interval) -> tuple[tuple[float, float], float]: ...
-
-
-class _Utilisation(Protocol):
-    """What measures how much of what the devices can compute is used; an extension offers it."""
-
-    due: bool  # whether `begin` has to be called with the next batch
-
-    def begin(self, batch: Batch) -> None: ...
-    def see(self, batch: Batch) -> None: ...
-    def metrics(self, samples_per_s: float) -> dict[str, float]: ...
 
 
 class _Seconds(NamedTuple):
@@ -75,15 +53,15 @@ class Meter:
 
     def __init__(
         self,
-        loader: _Loader,
+        loader: Feed,
         account: Account,
-        slow_ranks: _SlowRanks | None,
+        slow_ranks: offered.slow_ranks.SlowRanks | None,
         precision: Precision,
         tracker: Tracker,
         *,
         counts_samples: bool = True,
         counts_tokens: bool = False,
-        utilisation: _Utilisation | None = None,
+        utilisation: offered.Utilisation | None = None,
     ) -> None:
         self._loader = loader
         self._account, self._slow_ranks = account, slow_ranks

@@ -70,12 +70,15 @@ class Kept(Part):
         self.tensors = {}
         for name, thing in self._things.items():
             tensors: dict[str, torch.Tensor] = {}
-            found[name] = _encoded(_state(thing), f"{name}", tensors)
+            is_generator = isinstance(thing, generators.KINDS)
+            state = generators.state_of(thing) if is_generator else thing.state_dict()
+            found[name] = _encoded(state, name, tensors)
             if name in self._own or self._rank == 0:
                 self.tensors |= {f"{self._rank}.{place}": t for place, t in tensors.items()}
             if name not in self._own:
                 digests[name] = _digest(found[name], tensors)
-        every = objects.all_gather([found if self._rank == 0 else _of(found, self._own), digests])
+        sent = {name: found[name] for name in found if self._rank == 0 or name in self._own}
+        every = objects.all_gather([sent, digests])
         for rank, (_, other) in enumerate(every):
             for name, digest in other.items():
                 if digest != every[0][1][name]:
@@ -91,8 +94,13 @@ class Kept(Part):
         ranks = state.get("ranks", [])
         for name, thing in self._things.items():
             own = self._rank if name in self._own and self._rank < len(ranks) else 0
-            if ranks and name in ranks[own]:
-                _restore(thing, _decoded(ranks[own][name], self.loaded))
+            if not ranks or name not in ranks[own]:
+                continue
+            loaded = _decoded(ranks[own][name], self.loaded)
+            if isinstance(thing, generators.KINDS):
+                generators.set_state(thing, loaded)
+            else:
+                thing.load_state_dict(loaded)
 
     def of_rank(self, names: Collection[str], saved: int) -> dict[str, str]:
         """Return which of `RANK.NAME.PLACE` this rank loads, by NAME.PLACE; `saved` ranks saved."""
@@ -103,21 +111,6 @@ class Kept(Part):
             if int(rank) == (self._rank if own else 0):
                 found[place] = full
         return found
-
-
-def _of(found: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
-    return {name: value for name, value in found.items() if name in names}
-
-
-def _state(thing: Any) -> Any:
-    return generators.state_of(thing) if isinstance(thing, generators.KINDS) else thing.state_dict()
-
-
-def _restore(thing: Any, state: Any) -> None:
-    if isinstance(thing, generators.KINDS):
-        generators.set_state(thing, state)
-    else:
-        thing.load_state_dict(state)
 
 
 def _encoded(value: Any, place: str, tensors: dict[str, torch.Tensor]) -> Any:

@@ -12,15 +12,17 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.sections import LoopSections
 from hpctrain.engine.faults.stop import Stop
 from hpctrain.engine.parts.clocks import Account
+from hpctrain.engine.steps.stepping import Outcome
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.tracker import Tracker
 
 
-@dataclass(frozen=True)
+@dataclass
 class Place:
     """One rank of a run in its process group: who it is, where it writes, who may stop it.
 
-    `began_from` is called with the step from which the run goes on, and the damaged ones.
+    `began_from` is called with the step from which the run goes on, and the damaged ones. `outcome`
+    says how its loop has ended.
     """
 
     config: LoopSections
@@ -31,6 +33,7 @@ class Place:
     stop: Stop
     account: Account
     began_from: Callable[[int, Collection[int]], None] = lambda step, damaged: None
+    outcome: Outcome | None = None
 
     def record(self, **facts: Any) -> None:
         """Write facts into run.json, on rank 0."""

@@ -2,21 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.parallel.reducing.scalars import Copied, Numbers
 from hpctrain.engine.parts.improvement import Best
-
-
-@dataclass(frozen=True)
-class Every:
-    """Steps from one log line or checkpoint to the next."""
-
-    log: int
-    checkpoint: int | None = None  # None: not by steps
 
 
 class Timer:
@@ -54,7 +45,7 @@ class Timer:
 
 
 class Saving:
-    """Saves what the steps of a run need to go on: every some steps, by the clock, or the best.
+    """Saves what the steps of a run need to go on: `every` some steps, by the clock, or the best.
 
     `session` are these steps, once they have begun. All ranks call the methods together.
     """
@@ -64,7 +55,7 @@ class Saving:
     def __init__(
         self,
         checkpointer: Checkpointer,
-        every: Every,
+        every: int | None,
         timer: Timer | None = None,
         best: Best | None = None,
     ) -> None:
@@ -84,8 +75,7 @@ class Saving:
     def is_due(self) -> bool:
         """Whether this step saves a checkpoint."""
         step: int = self.session.step
-        every = self.every.checkpoint
-        if every is not None and step % every == 0:
+        if self.every is not None and step % self.every == 0:
             return True
         return self.best.is_due(step) or (self.timer is not None and self.timer.is_due())
 

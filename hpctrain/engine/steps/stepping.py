@@ -31,12 +31,12 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.long_work import first_in_long_work
 from hpctrain.engine.faults.health import Health, RolledBack
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.feeds import Feed
 from hpctrain.engine.parallel.reducing.scalars import Exchange
 from hpctrain.engine.part import Part, overriding
 from hpctrain.engine.parts.display import Display
 from hpctrain.engine.parts.meter import Meter
 from hpctrain.engine.parts.notes import Notes
-from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.saving import Saving
 from hpctrain.tracking.tracker import Tracker
 
@@ -73,6 +73,7 @@ class Stepping:
     health: Health
     meter: Meter
     max_steps: int
+    log_every: int  # steps from one report of metrics to the next
     parts: Sequence[Part] = ()
     states: Mapping[str, Any] = field(default_factory=dict)
     notes: Notes = field(default_factory=Notes)
@@ -126,7 +127,7 @@ class Stepping:
                 call(self.step, batch)
             self.saving.go_on()
             done = self.step == self.max_steps
-            logs = self.step % self.saving.every.log == 0 or done or any(call() for call in wants)
+            logs = self.step % self.log_every == 0 or done or any(call() for call in wants)
             self.health.judge(late=not logs)
             if done:
                 self.call("finish")
@@ -235,7 +236,7 @@ class Stepping:
         The checkpoint was saved before, so no part may see them.
         """
         values: dict[str, float] = {}
-        if self.step % self.saving.every.log:
+        if self.step % self.log_every:
             for report in overriding(self.parts, "report"):
                 values |= report()
         for at_pause in overriding(self.parts, "at_pause"):
@@ -293,5 +294,4 @@ class Stepping:
         """What a checkpoint has beside models and optimizers; the meter needs the feed first."""
         named = {part.name: part for part in self.parts if part.name}
         own = {"data": self.feed, "health": self.health, "best": self.saving.best}
-        own["meter"] = self.meter
-        return own | named | dict(self.states)
+        return {**own, "meter": self.meter, **named, **self.states}

@@ -14,14 +14,12 @@ from typing import Self
 import torch
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.metric_registry import GLOBAL_BATCH_SIZE
-from hpctrain.config.schema import TrainConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
-from hpctrain.runs.run_dir import RunDir
+from hpctrain.engine.steps.place import Place
 
 log = logging.getLogger(__name__)
 
@@ -61,70 +59,54 @@ class MicroBatches(Part):
         record: Callable[[int], None],
         memory: GpuMemory | None = None,
     ) -> None:
-        self.model, self.share, self._record = model, share, record
+        self.model, self.share, self._record, self._memory = model, share, record, memory
         self.limit: int | None = None
-        self._sizes = self._possible()
         self._peaks: list[float] = []
-        self._search_in(memory)
+        if memory is not None:
+            model.accumulate = share
 
     @classmethod
-    def of(
-        cls,
-        train: TrainConfig,
-        share: int,
-        run: RunDir,
-        ranks: RankInfo,
-        model: ParallelModel,
-        *,
-        packed: bool = False,
-    ) -> Self | None:
+    def of(cls, share: int, place: Place, model: ParallelModel) -> Self | None:
         """Return those of the config for a `share`, or of what an earlier attempt has found.
 
-        None if the batch is one piece: its samples are `packed`, or a pipeline has their number.
+        None if the batch is one piece: its samples are packed, or a pipeline has their number.
         """
-        if packed or model.mesh.degrees.pp > 1:
+        if place.config.data.collate == "pack" or model.mesh.degrees.pp > 1:
             return None
-        found = run.read().micro_batch_rows if ranks.is_main else None
-        rows: int | None = objects.broadcast(found)
-
-        def record(rows: int) -> None:
-            if ranks.is_main:
-                run.update(micro_batch_rows=rows)
-
-        made = cls(model, share, record)
-        if rows is not None or train.micro_batch_size == "auto":
-            made._begin(rows, auto=train.micro_batch_size == "auto")
-        return made
-
-    def _search_in(self, memory: GpuMemory | None) -> None:
-        self._memory = memory
-        if memory is not None:
-            self.model.accumulate = self.share
-
-    def _begin(self, rows: int | None, *, auto: bool) -> None:
-        """Go on with the rows that an earlier attempt has found, if any; else look for them."""
-        model = self.model
+        auto = place.config.train.micro_batch_size == "auto"
         if auto and model.precision.device.type != "cuda":
             raise ConfigError(
                 "train.micro_batch_size=auto measures a GPU's memory: there is no GPU"
             )
-        known = rows is not None and self.share % (rows * model.mesh.weight) == 0
-        if auto and not known:
-            self._search_in(GpuMemory())
-        if rows is not None and known and (auto or rows < self.rows):
+
+        def record(rows: int) -> None:
+            place.record(micro_batch_rows=rows)
+
+        found = place.run.read().micro_batch_rows if place.ranks.is_main else None
+        rows: int | None = objects.broadcast(found)
+        fits = rows is not None and share % (rows * model.mesh.weight) == 0
+        made = cls(model, share, record, GpuMemory() if auto and not fits else None)
+        if rows is not None and fits and (auto or rows < made.rows):
             log.info("micro-batches of %d rows, as the attempt before has found", rows)
-            model.accumulate = self.share // rows
+            model.accumulate = share // rows
         if not auto:
-            self.limit = rows
+            made.limit = rows
+        return made
 
     @property
     def rows(self) -> int:
         """The rows of a micro-batch."""
         return self.share // self.model.accumulate
 
+    @property
+    def _sizes(self) -> list[int]:
+        """The possible rows of a micro-batch."""
+        least = self.share // self.model.mesh.weight  # every rank must be able to divide its rows
+        return [rows for rows in range(1, least + 1) if least % rows == 0]
+
     def resize(self, share: int) -> None:
         """Go on with another number of rows, of which `model.accumulate` is for the new one."""
-        self.share, self._sizes = share, self._possible()
+        self.share = share
         if self.limit is not None and self.rows > self.limit:
             fitting = [rows for rows in self._sizes if rows <= self.limit]
             self.model.accumulate = share // fitting[-1]
@@ -166,10 +148,6 @@ class MicroBatches(Part):
             "micro-batches of %d rows, %d per step: %.2f of %.2f GB of memory",
             *(rows, self.model.accumulate, (first + slope * (rows - one)) / 1e9, -least / 1e9),
         )
-
-    def _possible(self) -> list[int]:
-        least = self.share // self.model.mesh.weight  # every rank must be able to divide its rows
-        return [rows for rows in range(1, least + 1) if least % rows == 0]
 
 
 class Ramp(Part):

@@ -35,21 +35,15 @@ class Schedule(Part):
     The kinds are constant, linear, cosine (Loshchilov & Hutter 2017), wsd (warm-up, stable, decay:
     Hu et al. 2024, "MiniCPM"), one_cycle (Smith & Topin 2018, with cosines and the defaults of
     torch's OneCycleLR, whose momentum is left alone) and plateau. `lr` is the
-    peak, and the decay ends at `max_steps`. `own` returns the factor of `lr` at a step, in place of
-    the kind.
+    peak, and the decay ends at `max_steps`. The function of the user, `scheduler._target_`, returns
+    the factor of `lr` at a step, in place of the kind.
     """
 
     name = "schedule"
 
-    def __init__(
-        self,
-        lr: float,
-        config: SchedulerConfig,
-        max_steps: int,
-        warmup: int = 0,
-        own: Callable[[int], float] | None = None,
-    ) -> None:
+    def __init__(self, lr: float, config: SchedulerConfig, max_steps: int, warmup: int = 0) -> None:
         self.lr, self.config, self.max_steps, self.warmup = lr, config, max_steps, warmup
+        own = None if config._target_ is None else _own(config, config._target_, max_steps)
         self._own, self._lowered = own, 1.0
         follows = config.plateau
         metric = follows.metric if config.kind == "plateau" and own is None else None
@@ -218,13 +212,8 @@ class Effective:
         )
 
 
-def build_schedule(config: SchedulerConfig, effective: Effective) -> Schedule:
-    """Return the schedule of a run."""
-    own = None if config._target_ is None else _own(config, config._target_, effective.max_steps)
-    return Schedule(effective.lr, config, effective.max_steps, effective.warmup_steps, own)
-
-
 def _own(config: SchedulerConfig, target: str, max_steps: int) -> Callable[[int], float]:
+    """Return the schedule of the user."""
     made: Callable[..., Any] = instantiate(
         "scheduler", {"_target_": target, "_partial_": True, **config.options}
     )

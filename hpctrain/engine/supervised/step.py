@@ -7,7 +7,7 @@ gradient x global batch size / global count ── clip ── finite? ── op
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -79,26 +79,15 @@ class Totals:
             self._total = values if device.type == "cpu" else on_device(values, device)
 
 
-class Update(NamedTuple):
-    """How an optimizer is used.
-
-    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `base_lr` is the
-    learning rate that the optimizer was made with: groups of parameters with another one keep the
-    ratio to it; None lets all have the same.
-    """
-
-    clip_norm: float | None = None
-    base_lr: float | None = None
-
-
-_PLAIN = Update()
-
-
 class TrainStep(Part):
     """Forward, backward and update on one rank's share of a global batch.
 
     The flags of parts are reduced together with the sums, in `exchange`. It is a part itself, with
     the sums that the steps since the last report have added up.
+
+    `clip_norm` is the largest L2 norm of the global gradient; None does not clip. `base_lr` is the
+    learning rate that the optimizer was made with: groups of parameters with another one keep the
+    ratio to it; None lets all have the same.
 
     Attributes:
         grad_norm: The norm of the global gradient of the last step, before clipping.
@@ -113,12 +102,14 @@ class TrainStep(Part):
         optimizer: torch.optim.Optimizer,
         exchange: Exchange,
         health: Health | None = None,
-        update: Update = _PLAIN,
+        *,
+        clip_norm: float | None = None,
+        base_lr: float | None = None,
     ) -> None:
         self.model, self.task, self.optimizer = model, task, optimizer
-        self._clip_norm, self.exchange, self.health = update.clip_norm, exchange, health or Health()
-        groups, lr = optimizer.param_groups, update.base_lr
-        self._ratios = rate_ratios(optimizer, lr) if lr else [1.0] * len(groups)
+        self._clip_norm, self.exchange, self.health = clip_norm, exchange, health or Health()
+        same = [1.0] * len(optimizer.param_groups)
+        self._ratios = rate_ratios(optimizer, base_lr) if base_lr else same
         # What a forward pass changes beside gradients, such as the statistics of a batch norm.
         self._buffers = BufferValues(model.module) if self.health.undoes else None
         self.totals = Totals()

@@ -25,10 +25,10 @@ from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.faults.stop import Stop
+from hpctrain.engine.feeds import Feed
 from hpctrain.engine.loop import Trainer, build
 from hpctrain.engine.parallel.precision import default_dtype
 from hpctrain.engine.parts.clocks import Account
-from hpctrain.engine.steps.feeds import Feed
 from hpctrain.engine.steps.place import Place
 from hpctrain.insight.doctor.measures.speeds import synchronise
 from hpctrain.insight.estimates.hardware import Hardware

@@ -199,7 +199,7 @@ class Copied:
         return self._offered[-1].read() if self._offered else []
 
 
-class Asks(Protocol):
+class _Asks(Protocol):
     """What has numbers in the reduction, as a stop request has."""
 
     def flags(self) -> list[float]:
@@ -219,7 +219,7 @@ class Exchange:
         asking: What has flags, in the same order on all ranks.
     """
 
-    def __init__(self, mesh: Mesh, asking: Sequence[Asks] = ()) -> None:
+    def __init__(self, mesh: Mesh, asking: Sequence[_Asks] = ()) -> None:
         global _waiting
         _waiting = _Copy()  # a step of another training may have failed before it sent its numbers
         self._mesh, self.asking = mesh, [*asking]
@@ -245,7 +245,7 @@ class Exchange:
         rest = reduced if place == len(known) else reduced[place:]
         return known[: len(values)], rest
 
-    def ask(self, one: Asks) -> None:
+    def ask(self, one: _Asks) -> None:
         """Let all ranks know the flags of one alone, between two steps."""
         flags = on_device(one.flags(), self._mesh.device)
         self._mesh.add(flags)

@@ -7,47 +7,15 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
 
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.foreign import ForeignBatches, undivided
-from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed import objects
 
 log = logging.getLogger(__name__)
-
-
-class Feed(Protocol):
-    """What gives the batches of a training, and keeps its position in them."""
-
-    @property
-    def epoch(self) -> int:
-        """The number of whole passes over the data that the training has been given."""
-
-    @property
-    def wait_s(self) -> float:
-        """For how many seconds the training has waited for batches."""
-
-    @property
-    def last(self) -> Any:
-        """What says which step's batch the training was given last; `samples` takes it."""
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Go on after the batch that the training was given last."""
-
-    def samples(self, step: Any = None) -> Sequence[tuple[str, int]]:
-        """Return the samples of this rank in a step, as (file, row); of `last` if it is None."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position; `consumed` is a number that grows with each batch."""
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
-
-    def close(self) -> None:
-        """End what was started for the batches."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +39,7 @@ class OwnFeed:
     def __init__(self, data: Any, ranks: int) -> None:
         self.batches = None if data is None else ForeignBatches(data)
         self._ranks, self._consumed, self.wait_s = ranks, 0, 0.0
-        self.last = _Given()
+        self.last: Any = _Given()
 
     @property
     def epoch(self) -> int:
@@ -88,14 +56,11 @@ class OwnFeed:
             if batch is self:
                 return
             if self._consumed == 0 and self.batches is not None and self._ranks > 1:
-                self._warn(batch)
+                said = undivided(batch, objects.all_gather)
+                if said and dist.get_rank() == 0:
+                    log.warning("session.steps: %s", said)
             self._consumed += 1
             yield batch
-
-    def _warn(self, batch: Any) -> None:
-        said = undivided(batch, objects.all_gather)
-        if said and dist.get_rank() == 0:
-            log.warning("session.steps: %s", said)
 
     def samples(self, step: Any = None) -> Sequence[tuple[str, int]]:
         """Return nothing: only the loop knows what its batches are."""
@@ -113,6 +78,10 @@ class OwnFeed:
         """Let go of the data."""
         if self.batches is not None:
             self.batches.close()
+
+
+# What gives the batches of a training, and keeps its position in them.
+Feed = DevicePrefetcher | OwnFeed
 
 
 class Pass:

@@ -8,7 +8,6 @@ model that each rank has whole, and that is trained as it is written, does not c
 
 import logging
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -33,13 +32,11 @@ from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 log = logging.getLogger(__name__)
 
 
-def change(
-    setup: Setup, model: nn.Module, number: int, values: Values, storage: torch.device
-) -> list[int]:
+def change(setup: Setup, model: nn.Module, number: int, values: Values) -> list[int]:
     """Make the stage `number` of a whole model, in place, whose initial values come from `values`.
 
-    Its parameters are kept on `storage`. Returns the numbers of blocks of all stages; none without
-    a pipeline. All ranks call this together.
+    Returns the numbers of blocks of all stages; none without a pipeline. All ranks call this
+    together.
     """
     parallel, train, mesh = setup.parallel, setup.train, setup.mesh
     degrees = mesh.degrees
@@ -56,9 +53,9 @@ def change(
             tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
             setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if train.lora.quantize:
-        offered.quantized.release(model, storage)
+        offered.quantized.release(model, setup.storage)
     if values == "built":
-        place(model, storage, mesh.stage_group)
+        place(setup, model)
     if degrees.tp > 1:
         _check_compile(setup)
         divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)

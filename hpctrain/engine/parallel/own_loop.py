@@ -23,9 +23,8 @@ from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.engine.parallel.setup import Training
+from hpctrain.engine.parallel.setup import Build, Training
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 

@@ -11,14 +11,13 @@ alone.
 import inspect
 from typing import NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
+from hpctrain.engine.parallel.preparing.initial import begin, fill, place
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import (
     Setting,
@@ -27,7 +26,7 @@ from hpctrain.engine.parallel.preparing.whole_model import (
     freeze,
     prepare_modes,
 )
-from hpctrain.engine.parallel.setup import Setup, Training
+from hpctrain.engine.parallel.setup import Build, Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
 
@@ -73,11 +72,7 @@ def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     What holds for the whole model is done and said with the `first` stage of this rank.
     """
     training, parallel, train, mesh = setup.training, setup.parallel, setup.train, setup.mesh
-    device = setup.precision.device
-    storage = torch.device("cpu") if parallel.fsdp.offload else device
-    # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
-    from_rank_0 = not setup.whole and mesh.degrees.pp == 1
-    model, values = begin(setup.build, training.seed, from_rank_0=from_rank_0)
+    model, values = begin(setup)
     check_layers(model)
     cast_parameters(model, setup.precision.params)
     prepare_modes(model, says=first)
@@ -98,10 +93,10 @@ def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     if setup.changes:
         from hpctrain.engine.parallel.changes import change
 
-        counts = change(setup, model, number, values, storage)
+        counts = change(setup, model, number, values)
     elif values == "built":
-        place(model, storage, mesh.stage_group)
-    fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
+        place(setup, model)
+    fill(setup, model, values)
     return _BuiltStage(model, inputs, counts, loads, chosen, summary)
 
 

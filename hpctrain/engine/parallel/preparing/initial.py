@@ -16,7 +16,7 @@ each rank its part.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -31,9 +31,9 @@ from hpctrain.data.generators import seed_generators
 from hpctrain.engine.distributed.tensors import is_released, local, own_region
 from hpctrain.engine.layers.ties import tie, ties
 from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.engine.parallel.setup import Build, Setup
 
 log = logging.getLogger(__name__)
-Build = Callable[[], nn.Module]
 # The beginning of the names of a module's tensors, the module, and the keys of its own tensors.
 _Holder = tuple[str, nn.Module, list[str]]
 _Value = tuple[str, torch.Tensor]
@@ -59,68 +59,56 @@ def _say_why(error: Exception) -> None:
         log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
 
 
-def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
+def begin(setup: Setup) -> tuple[nn.Module, Values]:
     """Return the model to spread, and how `fill` will give it its initial values.
 
     It is on the meta device, or, if every rank has to build it, has memory on the CPU.
-    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`. `build` may be a
-    module that is built already.
     """
+    build, seed = setup.build, setup.training.seed
     if isinstance(build, nn.Module):
         return build, "built"
     model = skeleton(build, seed)
     if model is not None and hasattr(model, "init_module"):
         return model, "by modules"
-    if model is not None and from_rank_0:
+    # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
+    if model is not None and not setup.whole and setup.mesh.degrees.pp == 1:
         return model, "from rank 0"
     seed_generators(seed)
     return build(), "built"
 
 
-def fill(
-    model: nn.Module,
-    values: Values,
-    build: Build,
-    seed: int,
-    device: torch.device,
-    storage: torch.device,
-    group: dist.ProcessGroup | None = None,
-) -> None:
-    """Give a model that `begin` has returned its initial values, in place.
-
-    `storage` is the device of the parameters, `group` the ranks that have the same modules; None
-    means all.
-    """
+def fill(setup: Setup, model: nn.Module, values: Values) -> None:
+    """Give a model that `begin` has returned its initial values, in place."""
+    device, storage = setup.precision.device, setup.storage
     if values == "from rank 0":
-        _fill_from_rank_0(model, build, seed, device, storage)
+        _fill_from_rank_0(setup, model)
     elif values == "by modules":
         allocate(model, storage)
         if storage.type != "meta":  # else there is no memory for values: only the sizes are wanted
-            _fill_modules(model, build, seed, device, group)
+            _fill_modules(setup, model)
     if storage != device:
         _to_device(model, device)
 
 
-def _fill_modules(
-    model: nn.Module, build: Build, seed: int, device: torch.device, group: dist.ProcessGroup | None
-) -> None:
-    """Give a model the initial parameters of the one that `build` returns, module by module.
+def _fill_modules(setup: Setup, model: nn.Module) -> None:
+    """Give a model the initial parameters of the one that is built, module by module.
 
-    The modules of `model` may have other classes by now, but their names are the same. All ranks of
-    the group call this together.
+    The modules of `model` may have other classes by now, but their names are the same. All ranks
+    that have the same modules call this together.
     """
     own = (model.named_parameters, model.named_buffers)
     every = [pair for named in own for pair in named(remove_duplicate=False)]
     targets = {name: tensor for name, tensor in every if not is_released(tensor)}
-    original: Any = skeleton(build, seed)
+    seed, group = setup.training.seed, setup.mesh.stage_group
+    original: Any = skeleton(setup.build, seed)
     holders = []
     for name, module in original.named_modules():
         start = f"{name}." if name else ""
         if keys := [key for key in _own(module) if start + key in targets]:
             holders.append((start, module, keys))
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-    drawn = _drawn(original, holders, seed)
-    for name, whole in drawn if alone else _sent(original, holders, seed, device, group):
+    drawn = _drawn(original, holders, seed) if alone else _sent(setup, original, holders)
+    for name, whole in drawn:
         target = targets[name]
         part = whole[own_region(target)] if isinstance(target, DTensor) else whole
         with torch.no_grad():
@@ -136,14 +124,9 @@ def _drawn(original: Any, holders: Sequence[_Holder], seed: int) -> Iterator[_Va
             yield start + key, drawn[key]
 
 
-def _sent(
-    original: Any,
-    holders: Sequence[_Holder],
-    seed: int,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> Iterator[_Value]:
+def _sent(setup: Setup, original: Any, holders: Sequence[_Holder]) -> Iterator[_Value]:
     """Yield the initial values, of which each rank of the group draws some and sends them."""
+    seed, device, group = setup.training.seed, setup.precision.device, setup.mesh.stage_group
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for begin in range(0, len(holders), ranks):
         turn = holders[begin : begin + ranks]
@@ -202,16 +185,15 @@ def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     return torch.get_default_dtype() if drawn else like.dtype
 
 
-def _fill_from_rank_0(
-    model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
-) -> None:
+def _fill_from_rank_0(setup: Setup, model: nn.Module) -> None:
     """Give a sharded model of the meta device memory and the parameters that rank 0 builds."""
+    device, storage = setup.precision.device, setup.storage
     allocate(model, storage)
     state: dict[str, Any] = {}
     buffers: dict[str, torch.Tensor] = {}
     if dist.get_rank() == 0:
-        seed_generators(seed)
-        whole = build()
+        seed_generators(setup.training.seed)
+        whole = setup.build()
         named = (model.named_parameters, model.named_buffers)
         dtypes = {n: value.dtype for each in named for n, value in each(remove_duplicate=False)}
         state = {
@@ -234,12 +216,13 @@ def _fill_from_rank_0(
         buffer.copy_(value)
 
 
-def place(model: nn.Module, storage: torch.device, group: dist.ProcessGroup | None) -> None:
-    """Bring a model that every rank has built to its device, with the group's first one's values.
+def place(setup: Setup, model: nn.Module) -> None:
+    """Bring a model that every rank has built to its device, with the values of one rank.
 
-    The ranks may have drawn others.
+    It is the first one that has the same modules. The others may have drawn others.
     """
-    model.to(storage)
+    group = setup.mesh.stage_group
+    model.to(setup.storage)
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     with torch.no_grad():

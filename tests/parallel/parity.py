@@ -17,7 +17,13 @@ from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import Config, OptimizerConfig
+from hpctrain.config.schema import (
+    Config,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
@@ -27,9 +33,11 @@ from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import DTYPES, Precision
-from hpctrain.engine.parallel.preparing.initial import Build, begin, fill
+from hpctrain.engine.parallel.preparing.initial import begin, fill
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.setup import Build, Setup
+from hpctrain.engine.parallel.setup import Training as Trained
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.micro_batches import Ramp
 from hpctrain.engine.supervised.step import Totals, TrainStep
@@ -448,11 +456,19 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
     assert min(expected.norms) > 0.2, "clipping must bite"
 
 
+def alone(build: Build, seed: int, device: torch.device) -> Setup:
+    """Return how one process builds a model."""
+    training = Trained(TrainConfig(), OptimizerConfig(), seed)
+    precision = Precision(PrecisionConfig(), device)
+    return Setup(build, ParallelConfig(), Mesh(Degrees(), 0, device), precision, training)
+
+
 def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return the initialised model of one process."""
-    model, values = begin(build, seed, from_rank_0=False)
+    how = alone(build, seed, device)
+    model, values = begin(how)
     cast_parameters(model, dtype)
-    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
+    fill(how, model.to(device) if values == "built" else model, values)
     return model
 
 

@@ -80,8 +80,7 @@ def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     if first and any(isinstance(module, _NormBase) for module in modules.values()):
         from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
 
-        advice = setup.accumulate, training.norm, training.may_sync
-        prepare_batch_norms(model, mesh, train, *advice, trains=training.says)
+        prepare_batch_norms(model, mesh, training)
     chosen: dict[str, Setting] = {}
     if training.ours:
         chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)

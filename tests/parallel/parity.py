@@ -17,13 +17,7 @@ from hpctrain.config.rules import batch_sizes
 from hpctrain.config.rules.batch_sizes import ramp_of
 from hpctrain.config.rules.combinations import parallel_problems
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import (
-    Config,
-    OptimizerConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    TrainConfig,
-)
+from hpctrain.config.schema import Config, OptimizerConfig
 from hpctrain.config.sections import LoopSections
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.build_optimizer import build_optimizer
@@ -36,8 +30,7 @@ from hpctrain.engine.parallel.precision import DTYPES, Precision
 from hpctrain.engine.parallel.preparing.initial import begin, fill
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.engine.parallel.setup import Build, Setup
-from hpctrain.engine.parallel.setup import Training as Trained
+from hpctrain.engine.parallel.setup import Build
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.micro_batches import Ramp
 from hpctrain.engine.supervised.step import Totals, TrainStep
@@ -47,7 +40,7 @@ from tests.bounds import EXACT, within
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
-from tests.steps import config_with, here, step_of
+from tests.steps import config_with, here, setup_of, step_of
 
 # `make test-all` makes 10 steps. In 3 steps every step clips, momentum adds up, and each number of
 # padding rows (see `batch`) has its turn.
@@ -456,16 +449,9 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
     assert min(expected.norms) > 0.2, "clipping must bite"
 
 
-def alone(build: Build, seed: int, device: torch.device) -> Setup:
-    """Return how one process builds a model."""
-    training = Trained(TrainConfig(), OptimizerConfig(), seed)
-    precision = Precision(PrecisionConfig(), device)
-    return Setup(build, ParallelConfig(), Mesh(Degrees(), 0, device), precision, training)
-
-
 def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return the initialised model of one process."""
-    how = alone(build, seed, device)
+    how = setup_of(build, Mesh(Degrees(), 0, device), seed=seed)
     model, values = begin(how)
     cast_parameters(model, dtype)
     fill(how, model.to(device) if values == "built" else model, values)

@@ -114,8 +114,7 @@ def _wrapped(setup: Setup, stage: _BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
     module, alone = stage.module, setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):
-        held = module, setup.mesh, setup.precision, setup.accumulate
-        return ParallelModel(*held, divided_loss=setup.divided_loss)
+        return ParallelModel(module, setup)
     return _of_ranks(setup, module)
 
 

@@ -10,6 +10,7 @@ One process may have several models; all ranks call them in one order.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -49,10 +50,7 @@ def spread(
     if problems := [*layout_problems(parallel, precision.compute)]:
         raise ConfigError(problems[0])
     training = Training(TrainConfig(), OptimizerConfig(), seed, ours=False)
-    if isinstance(module, nn.Module):
-        with same_modes(module):
-            model = parallelize(module, parallel, mesh, precision, training)
-    else:
+    with same_modes(module) if isinstance(module, nn.Module) else nullcontext():
         model = parallelize(module, parallel, mesh, precision, training)
     # An optimizer may have frozen parameters, too.
     named = [*model.module.named_parameters()]

@@ -34,13 +34,12 @@ from hpctrain.engine.tasks.task import check_arguments
 class _BuiltStage(NamedTuple):
     """A model that is ready to be wrapped, or one stage of it.
 
-    `counts` are the stages' blocks, and `loads` the numbers of experts of the modules that have
-    some; these, the settings and the summary are those of the whole model.
+    `loads` are the numbers of experts of the modules that have some; these, the settings and the
+    summary are those of the whole model.
     """
 
     module: nn.Module
     inputs: list[str]
-    counts: list[int]
     loads: dict[str, int]
     settings: dict[str, Setting]
     summary: ModelSummary
@@ -55,7 +54,7 @@ def parallelize(
     gets the values of rank 0.
     """
     setup = Setup(build, parallel, mesh, precision, training)
-    stage = _stage(setup, mesh.pp_rank, first=True)
+    stage = _stage(setup, mesh.pp_rank)
     wrapped = _wrapped(setup, stage) if mesh.degrees.pp == 1 else _pipeline(setup, stage)
     wrapped.settings, wrapped.summary = stage.settings, stage.summary
     if stage.loads:
@@ -66,12 +65,13 @@ def parallelize(
     return wrapped
 
 
-def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
+def _stage(setup: Setup, number: int) -> _BuiltStage:
     """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
-    What holds for the whole model is done and said with the `first` stage of this rank.
+    What holds for the whole model is done and said with the first stage of this rank.
     """
     training, parallel, train, mesh = setup.training, setup.parallel, setup.train, setup.mesh
+    first = number == mesh.pp_rank
     model, values = begin(setup)
     check_layers(model)
     cast_parameters(model, setup.precision.params)
@@ -85,29 +85,28 @@ def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     if training.ours:
         chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)
     summary = ModelSummary.of(model)
-    inputs = list(inspect.signature(model.forward).parameters)
     loads = {n: vars(m)["experts"] for n, m in modules.items() if hasattr(m, "take_loads")}
+    inputs = list(inspect.signature(model.forward).parameters)
     check_arguments(inputs, training.arguments)
-    counts: list[int] = []
     if setup.changes:
         from hpctrain.engine.parallel.changes import change
 
-        counts = change(setup, model, number, values)
+        change(setup, model, number, values)
     elif values == "built":
         place(setup, model)
     fill(setup, model, values)
-    return _BuiltStage(model, inputs, counts, loads, chosen, summary)
+    return _BuiltStage(model, inputs, loads, chosen, summary)
 
 
 def _pipeline(setup: Setup, first: _BuiltStage) -> ParallelModel:
     """Return the stages of this rank with their schedule."""
-    from hpctrain.engine.parallel.changes import pipeline
     from hpctrain.engine.parallel.dividing.stages import numbers_of
+    from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 
     mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
     _, *others = numbers_of(schedule, mesh.degrees.pp, mesh.pp_rank)
-    stages = [first, *(_stage(setup, number, first=False) for number in others)]
-    return pipeline(setup, [stage.module for stage in stages], first.inputs, first.counts)
+    stages = [first, *(_stage(setup, number) for number in others)]
+    return PipelineModel([stage.module for stage in stages], first.inputs, setup)
 
 
 def _wrapped(setup: Setup, stage: _BuiltStage) -> ParallelModel:

@@ -15,7 +15,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.rules.metrics import RequestedMetric
-from hpctrain.config.schema import Config, PrecisionConfig, SchedulerConfig
+from hpctrain.config.schema import (
+    Config,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    SchedulerConfig,
+    TrainConfig,
+)
 from hpctrain.engine.checkpoint.checkpointer import Checkpointer
 from hpctrain.engine.checkpoint.saving.part import facts
 from hpctrain.engine.faults.health import Health
@@ -24,6 +31,7 @@ from hpctrain.engine.loop import Trainer
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing.scalars import Exchange
+from hpctrain.engine.parallel.setup import Build, Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.part import Part
 from hpctrain.engine.parts.display import Display
@@ -117,7 +125,13 @@ def stop_of(step: TrainStep) -> Stop:
 def alone(module: nn.Module, accumulate: int = 1, device: torch.device = CPU) -> ParallelModel:
     """Return the model without a parallel strategy, in fp32: each rank has a copy of its own."""
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), device)
-    return ParallelModel(module.to(device), mesh, Precision(PrecisionConfig(), device), accumulate)
+    return ParallelModel(module.to(device), setup_of(module, mesh, accumulate))
+
+
+def setup_of(build: Build, mesh: Mesh, accumulate: int = 1, *, seed: int = 0) -> Setup:
+    """Return the setup of a model in fp32 that is not divided."""
+    training = Training(TrainConfig(), OptimizerConfig(), seed, accumulate)
+    return Setup(build, ParallelConfig(), mesh, Precision(PrecisionConfig(), mesh.device), training)
 
 
 class NoMeter:

@@ -27,9 +27,10 @@ from hpctrain.engine.faults.health import Health
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import DTYPES, Precision
-from hpctrain.engine.parallel.preparing.initial import Build, begin, fill
+from hpctrain.engine.parallel.preparing.initial import begin, fill
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
 from hpctrain.engine.parallel.recipe import parallelize
+from hpctrain.engine.parallel.setup import Build
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.supervised.micro_batches import Ramp
 from hpctrain.engine.supervised.step import Totals, TrainStep
@@ -39,7 +40,7 @@ from tests.bounds import EXACT, within
 from tests.parallel.forces import Adversarial, Energies, Fit, Forces, Penalty
 from tests.parallel.frozen import Tower
 from tests.ranks import run_ranks
-from tests.steps import config_with, here, step_of
+from tests.steps import config_with, here, setup_of, step_of
 
 # `make test-all` makes 10 steps. In 3 steps every step clips, momentum adds up, and each number of
 # padding rows (see `batch`) has its turn.
@@ -450,9 +451,10 @@ def check_equal(cell: Cell, by_rank: list[Result]) -> None:
 
 def initialised(build: Build, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
     """Return the initialised model of one process."""
-    model, values = begin(build, seed, from_rank_0=False)
+    how = setup_of(build, Mesh(Degrees(), 0, device), seed=seed)
+    model, values = begin(how)
     cast_parameters(model, dtype)
-    fill(model.to(device) if values == "built" else model, values, build, seed, device, device)
+    fill(how, model.to(device) if values == "built" else model, values)
     return model
 
 

@@ -90,7 +90,7 @@ def synchronised(model: nn.Module, compile: str = "off") -> None:
     config.train.sync_batchnorm, config.train.compile = True, compile
     ranks, rank = distributed.get_world_size(), distributed.get_rank()
     mesh = Mesh(Degrees(ranks), rank, torch.device("cpu"))
-    prepare_batch_norms(model, mesh, config.train, config.train.accumulate)
+    prepare_batch_norms(model, mesh, training_of(LoopSections.of(config), mesh))
 
 
 def passes(model: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -167,9 +167,8 @@ def said(
     caplog.clear()
     if ranks == 1 or not config.train.sync_batchnorm:
         mesh = Mesh(Degrees(ranks), 0, torch.device("cpu"))
-        training = training_of(LoopSections.of(config), mesh)
-        advice = training.accumulate, training.norm, training.may_sync
-        prepare_batch_norms(model, mesh, config.train, *advice, trains=trains)
+        training = training_of(LoopSections.of(config), mesh, says=trains)
+        prepare_batch_norms(model, mesh, training)
     return "\n".join(record.getMessage() for record in caplog.records)
 
 

@@ -18,8 +18,10 @@ from hpctrain.engine.parallel.recipe import parallelize
 from hpctrain.models import MLP, ConvNet, Transformer
 from tests.parallel.parity import either, initialised, spread, whole
 from tests.ranks import run_ranks
+from tests.steps import setup_of
 
 SHARDED = ParallelConfig(dp_replicate=1, dp_shard=-1)
+ALONE = Mesh(Degrees(), 0, torch.device("cpu"))
 HYBRID = ParallelConfig(dp_replicate=2, dp_shard=2)
 
 
@@ -170,7 +172,9 @@ def test_numbers_are_drawn_on_the_cpu() -> None:
     expected = initialised(Scaled, 5, torch.float32, cpu).state_dict()
     model = skeleton(Scaled, 5)
     assert model is not None
-    fill(model, "by modules", Scaled, 5, meta, cpu)
+    setup = setup_of(Scaled, Mesh(Degrees(), 0, meta), seed=5)
+    setup.storage = cpu
+    fill(setup, model, "by modules")
     for name, parameter in model.named_parameters():
         if name != "factor":
             assert torch.equal(parameter, expected[name]), name
@@ -184,7 +188,7 @@ def test_values_are_those_of_the_original_classes() -> None:
     mlp = model.layers[0].mlp
     mlp.up, before = nn.Linear(8, 32, device="meta"), mlp.up
     mlp.up.weight, mlp.up.bias = before.weight, before.bias
-    fill(model, "by modules", build, 5, torch.device("cpu"), torch.device("cpu"))
+    fill(setup_of(build, ALONE, seed=5), model, "by modules")
     for name, value in model.state_dict().items():
         assert torch.equal(value, expected[name]), name
     assert mlp.up.bias.abs().sum() == 0
@@ -204,7 +208,7 @@ class Expanded(Transformer):
 
 def test_a_buffer_that_a_model_has_expanded_has_values() -> None:
     model: Any = skeleton(Expanded, 5)
-    fill(model, "by modules", Expanded, 5, torch.device("cpu"), torch.device("cpu"))
+    fill(setup_of(Expanded, ALONE, seed=5), model, "by modules")
     assert torch.equal(model.ones, torch.ones(3, 3))
 
 

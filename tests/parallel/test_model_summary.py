@@ -64,8 +64,8 @@ def test_lines_add_up(name: str) -> None:
     parameters = list(model.parameters())
     assert summary.trained == sum(each.numel() for each in parameters if each.requires_grad)
     assert summary.parameters == sum(each.numel() for each in parameters)
-    assert sum(line.count * line.parameters for line in summary.lines) == summary.parameters
-    assert sum(line.count * line.bytes for line in summary.lines) == summary.bytes
+    assert sum(line.number * line.parameters for line in summary.lines) == summary.parameters
+    assert sum(line.number * line.bytes for line in summary.lines) == summary.bytes
     assert len(str(summary).splitlines()) <= 45
 
 

@@ -7,14 +7,13 @@ import torch
 from torch import distributed, nn
 
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import PrecisionConfig
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision
 from hpctrain.engine.parallel.reducing.metric_states import MeasuredTask
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.errors import ConfigError
 from hpctrain.tasks import Classification, MultiLabel, Regression, measuring
 from tests.ranks import run_ranks
+from tests.steps import setup_of
 
 CPU = torch.device("cpu")
 CLASSES, ROWS = 4, 23
@@ -81,7 +80,7 @@ def evaluated(kind: str, degrees: Degrees, batch: int = 4) -> dict[str, float]:
     """Evaluate as a trainer does. A rank has every dp-th row; the last batches are padded."""
     mesh = Mesh(degrees, distributed.get_rank(), CPU)
     task, whole = made(kind)
-    model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
+    model = ParallelModel(Same(), setup_of(Same, mesh))
     found: list[dict[str, float]] = []
     # An evaluation that is stopped midway leaves nothing, nor does one that was made.
     for stopped in (True, False, False):
@@ -189,7 +188,7 @@ def refused(metrics: dict[str, Any], rows: int = ROWS) -> str:
     batch = whole | {"mask": torch.ones(ROWS, dtype=torch.bool)}
     batch = {name: value[:rows] for name, value in batch.items()}
     mesh = Mesh(Degrees(distributed.get_world_size()), distributed.get_rank(), CPU)
-    model = ParallelModel(Same(), mesh, Precision(PrecisionConfig(), CPU), 1)
+    model = ParallelModel(Same(), setup_of(Same, mesh))
     try:
         measured = MeasuredTask(task, mesh)
         model.evaluate(measured.task, batch)

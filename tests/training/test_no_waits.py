@@ -39,7 +39,7 @@ from hpctrain.tasks import Classification, LanguageModel, Task
 from hpctrain.tasks.labels import Labels
 from tests.gpu.bench_digits import by_hand as digits_by_hand
 from tests.gpu.bench_gpt2 import by_hand as gpt2_by_hand
-from tests.steps import Watched, step_of, stop_of, weights
+from tests.steps import Watched, setup_of, step_of, stop_of, weights
 
 pytestmark = pytest.mark.usefixtures("group_of_one", "pinned")
 META, CPU = torch.device("meta"), torch.device("cpu")
@@ -160,8 +160,7 @@ def make(model: str, accumulate: int, device: torch.device) -> tuple[TrainStep, 
     module, task, batch = MODELS[model](device)
     # Grouped products of experts need bf16.
     module = module.to(device, torch.bfloat16 if model.startswith("experts") else None)
-    precision = Precision(PrecisionConfig(), device)
-    spread = ParallelModel(module, Mesh(Degrees(), 0, device), precision, accumulate)
+    spread = ParallelModel(module, setup_of(module, Mesh(Degrees(), 0, device), accumulate))
     kind = torch.optim.AdamW if model in ("transformer", "images") else torch.optim.SGD
     optimizer = kind(spread.parameters, lr=0.1)
     return step_of(spread, task, optimizer, clip_norm=1.0), batch

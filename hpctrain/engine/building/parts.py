@@ -20,9 +20,8 @@ from hpctrain.engine.building.build_data import DataBuilder
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.engine.parallel.setup import Training
+from hpctrain.engine.parallel.setup import Build, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import Task, bind, on_device, on_part
 

@@ -115,8 +115,7 @@ class Checkpointer:
 
     def exists(self, step: int) -> bool:
         """Return whether there is a checkpoint of a step, as rank 0 sees it; all ranks call it."""
-        found = objects.broadcast(self.path(step).is_dir() if self.ranks.is_main else None)
-        return bool(found)
+        return bool(objects.broadcast(self.ranks.is_main and self.path(step).is_dir()))
 
     def prove(self) -> None:
         """Write a little before the first step; all ranks call this before `load_latest`.
@@ -167,7 +166,7 @@ class Checkpointer:
                 healthy=not self.wrong,
                 base=self._base,
             )
-            self.saves.begin(about, self._whole_state(), planner, best, stage=background)
+            self.saves.begin(about, self._state(), planner, best, stage=background)
             if not background:
                 self.saves.finish()
         return not self.wrong
@@ -266,9 +265,20 @@ class Checkpointer:
         self.more.loaded = {name: each for name, each in made.items() if each is not None}
         return {names[mine[name]]: tensor for name, tensor in self.more.loaded.items()}
 
-    def _whole_state(self) -> dict[str, Any]:
-        """Return what this rank saves, its own included."""
-        state = self._state()
+    def _state(self) -> dict[str, Any]:
+        """Return what this rank saves, its own included.
+
+        Groups have names, since those of a pipeline's ranks differ.
+        """
+        state: dict[str, Any] = {joined("model", n): held for n, held in self._weights().items()}
+        state |= random_states(self.ranks.rank)
+        for name, optimizer in self._optimizers.items():
+            state[joined("optimizer", name)] = optimizer.flat()
+            state[joined(_KIND, name)] = optimizer.kind
+        if self.modes.training:
+            state["training"] = self.modes.training
+        if self._average:
+            state["ema"] = dict(self._average)
         if self.more is not None and self.more.tensors:
             state["kept"] = dict(self.more.tensors)
         for name, model in self.models.items():
@@ -321,16 +331,3 @@ class Checkpointer:
             left_out = names_of_base(model.module) if self._base else ()
             found[name] = {key: value for key, value in held.items() if key not in left_out}
         return found
-
-    def _state(self) -> dict[str, Any]:
-        """Return what is saved; groups have names, since those of a pipeline's ranks differ."""
-        state: dict[str, Any] = {joined("model", n): held for n, held in self._weights().items()}
-        state |= random_states(self.ranks.rank)
-        for name, optimizer in self._optimizers.items():
-            state[joined("optimizer", name)] = optimizer.flat()
-            state[joined(_KIND, name)] = optimizer.kind
-        if self.modes.training:
-            state["training"] = self.modes.training
-        if self._average:
-            state["ema"] = dict(self._average)
-        return state

@@ -4,9 +4,10 @@ checkpoint of ours    the reader of DCP, which reads what a DTensor needs
 safetensors           the slices that a DTensor needs, without the rest of the file
 """
 
-from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,73 +19,65 @@ from hpctrain.engine.distributed.tensors import dtype_name, local, own_region
 from hpctrain.runs.checkpoints.matching import torch_name
 from hpctrain.runs.checkpoints.weight_files import Stored, WeightFiles
 
+_Targets = Mapping[str, torch.Tensor]
 
-class StoredWeights(ABC):
+
+@dataclass(frozen=True)
+class StoredWeights:
     """Weights in files: a checkpoint, a file, or a folder of Hugging Face.
 
-    `shapes` and `dtypes`, such as bfloat16, are those of each weight by its name.
+    `shapes` and `dtypes`, such as bfloat16, are those of each weight by its name. `load` copies
+    weights into tensors, in place; this process does it alone. The tensor for each stored name has
+    the same shape and any dtype; of a DTensor only this rank's part is read.
     """
 
-    path: Path
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
-
-    @abstractmethod
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        """Copy weights into tensors, in place; this process does it alone.
-
-        The tensor for each stored name has the same shape and any dtype; of a DTensor only this
-        rank's part is read.
-        """
+    load: Callable[[_Targets], None]
 
 
 def open_weights(files: WeightFiles, part: str = "model") -> StoredWeights:
     """Return what reads these files; of a checkpoint the model, or "ema", its moving average."""
     if files.tensors is None:
-        return _OfCheckpoint(files.path, part)
-    return _OfSafetensors(files.path, files.tensors)
+        return _of_checkpoint(files.path, part)
+    shapes = {name: stored.shape for name, stored in files.tensors.items()}
+    dtypes = {name: torch_name(stored.dtype) for name, stored in files.tensors.items()}
+    return StoredWeights(shapes, dtypes, partial(_load_safetensors, files.tensors))
 
 
-class _OfCheckpoint(StoredWeights):
-    """The weights or their average in a checkpoint; rank 0's where ranks differed (local SGD)."""
+def _of_checkpoint(checkpoint: Path, part: str) -> StoredWeights:
+    """Return the weights or their average; rank 0's where ranks differed (local SGD)."""
+    reader = TensorReader(checkpoint)
+    if alone := reader.part(f"replica.0.{part}"):
+        part = f"replica.0.{part}"
+    found = alone or reader.part(part)
+    entries = {n: e for n, e in found.items() if isinstance(e, TensorStorageMetadata)}
 
-    def __init__(self, checkpoint: Path, part: str) -> None:
-        self.path, self._reader = checkpoint, TensorReader(checkpoint)
-        alone = self._reader.part(f"replica.0.{part}")
-        self._part = f"replica.0.{part}" if alone else part
-        found = alone or self._reader.part(part)
-        entries = {n: e for n, e in found.items() if isinstance(e, TensorStorageMetadata)}
-        self.shapes = {name: tuple(entry.size) for name, entry in entries.items()}
-        self.dtypes = {name: dtype_name(entry.properties.dtype) for name, entry in entries.items()}
-
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
+    def load(targets: _Targets) -> None:
         if targets:
-            self._reader.load({self._part: dict(targets)}, no_dist=True)
+            reader.load({part: dict(targets)}, no_dist=True)
+
+    shapes = {name: tuple(entry.size) for name, entry in entries.items()}
+    dtypes = {name: dtype_name(entry.properties.dtype) for name, entry in entries.items()}
+    return StoredWeights(shapes, dtypes, load)
 
 
-class _OfSafetensors(StoredWeights):
-    """The tensors of safetensors files; a file is mapped, and only what is asked for is read."""
+def _load_safetensors(stored: Mapping[str, Stored], targets: _Targets) -> None:
+    """Read from files that are mapped: only what is asked for."""
+    from safetensors import SafetensorError, safe_open
 
-    def __init__(self, path: Path, tensors: Mapping[str, Stored]) -> None:
-        self.path, self._tensors = path, tensors
-        self.shapes = {name: stored.shape for name, stored in tensors.items()}
-        self.dtypes = {name: torch_name(stored.dtype) for name, stored in tensors.items()}
-
-    def load(self, targets: Mapping[str, torch.Tensor]) -> None:
-        from safetensors import SafetensorError, safe_open
-
-        by_file: dict[Path, list[str]] = defaultdict(list)
-        for name in targets:
-            by_file[self._tensors[name].file].append(name)
-        for path, names in by_file.items():
-            try:
-                with safe_open(path, "pt") as file, torch.no_grad():
-                    for name in names:
-                        target = targets[name]
-                        own = local(target)
-                        if not target.ndim:
-                            own.copy_(file.get_tensor(name))
-                        elif own.numel():
-                            own.copy_(file.get_slice(name)[own_region(target)])
-            except (SafetensorError, OSError) as error:
-                raise StorageError(f"{path}: cannot be read ({error})") from error
+    by_file: dict[Path, list[str]] = defaultdict(list)
+    for name in targets:
+        by_file[stored[name].file].append(name)
+    for path, names in by_file.items():
+        try:
+            with safe_open(path, "pt") as file, torch.no_grad():
+                for name in names:
+                    target = targets[name]
+                    own = local(target)
+                    if not target.ndim:
+                        own.copy_(file.get_tensor(name))
+                    elif own.numel():
+                        own.copy_(file.get_slice(name)[own_region(target)])
+        except (SafetensorError, OSError) as error:
+            raise StorageError(f"{path}: cannot be read ({error})") from error

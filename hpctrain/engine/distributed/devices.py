@@ -312,7 +312,7 @@ def visible(device: str) -> list[str]:
 
 
 def _identity(gpu: Any) -> str:
-    if torch.version.hip is None or not hasattr(gpu, "pci_bus_id"):  # torch before 2.8
+    if torch.version.hip is None:
         return str(gpu.uuid)
     return f"{gpu.uuid}@{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}"
 

@@ -8,7 +8,6 @@ model that each rank has whole, and that is trained as it is written, does not c
 
 import logging
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -28,37 +27,29 @@ from hpctrain.engine.parallel.preparing.initial import Values, place
 from hpctrain.engine.parallel.reducing.expert_loads import compute_eagerly
 from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.parallel.wrappers.fsdp import shard
-from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 
 log = logging.getLogger(__name__)
 
 
-def change(
-    setup: Setup, model: nn.Module, number: int, values: Values, storage: torch.device
-) -> list[int]:
+def change(setup: Setup, model: nn.Module, number: int, values: Values) -> None:
     """Make the stage `number` of a whole model, in place, whose initial values come from `values`.
 
-    Its parameters are kept on `storage`. Returns the numbers of blocks of all stages; none without
-    a pipeline. All ranks call this together.
+    All ranks call this together.
     """
     parallel, train, mesh = setup.parallel, setup.train, setup.mesh
     degrees = mesh.degrees
-    plan, names, counts = Plan(), list[str](), list[int]()
+    plan, names = Plan(), list[str]()
     if degrees.ranks > degrees.dp or parallel.ep > 1:
         plan = find_plan(model, parallel, degrees)
     if not setup.whole or train.activation_checkpointing != "none" or train.compile == "blocks":
         names = _blocks(setup, model)
     layers = float8_layers(model, parallel.blocks) if setup.precision.compute == "fp8" else []
     if degrees.pp > 1:
-        counts = block_counts(model, plan, parallel, degrees.pp)
-        cut(model, plan, counts, number)
-        if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
-            tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
-            setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
+        _make_stage(setup, model, plan, number)
     if train.lora.quantize:
-        offered.quantized.release(model, storage)
+        offered.quantized.release(model, setup.storage)
     if values == "built":
-        place(model, storage, mesh.stage_group)
+        place(setup, model)
     if degrees.tp > 1:
         _check_compile(setup)
         divide_layers(model, plan, mesh, parallel, loss_parallel=setup.divided_loss)
@@ -77,21 +68,22 @@ def change(
             module.compile()
     if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
         shard(model, blocks, setup, experts)
-    return counts
 
 
-def pipeline(
-    setup: Setup, stages: list[nn.Module], inputs: list[str], counts: list[int]
-) -> PipelineModel:
-    """Return the stages of this rank with their schedule; `counts` are the blocks of all stages."""
-    schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
-    if dist.get_rank() == 0:
+def _make_stage(setup: Setup, model: nn.Module, plan: Plan, number: int) -> None:
+    """Leave a whole model what the stage `number` of a pipeline has; rank 0 tells of them all."""
+    parallel, degrees = setup.parallel, setup.mesh.degrees
+    counts, schedule = block_counts(model, plan, parallel, degrees.pp), parallel.pipeline.schedule
+    cut(model, plan, counts, number)
+    if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
+        tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
+        setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
+    if number == dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
             *(schedule, " + ".join(map(str, counts)), setup.accumulate),
-            100 * bubble(schedule, pp, setup.accumulate),
+            100 * bubble(schedule, degrees.pp, setup.accumulate),
         )
-    return PipelineModel(stages, inputs, setup)
 
 
 def _blocks(setup: Setup, model: nn.Module) -> list[str]:

@@ -10,6 +10,7 @@ One process may have several models; all ranks call them in one order.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,8 @@ from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.layers.dry_run import same_modes
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.recipe import parallelize
-from hpctrain.engine.parallel.setup import Training
+from hpctrain.engine.parallel.setup import Build, Training
 from hpctrain.engine.parallel.wrappers.fsdp import FSDPModel
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 
@@ -50,10 +50,7 @@ def spread(
     if problems := [*layout_problems(parallel, precision.compute)]:
         raise ConfigError(problems[0])
     training = Training(TrainConfig(), OptimizerConfig(), seed, ours=False)
-    if isinstance(module, nn.Module):
-        with same_modes(module):
-            model = parallelize(module, parallel, mesh, precision, training)
-    else:
+    with same_modes(module) if isinstance(module, nn.Module) else nullcontext():
         model = parallelize(module, parallel, mesh, precision, training)
     # An optimizer may have frozen parameters, too.
     named = [*model.module.named_parameters()]

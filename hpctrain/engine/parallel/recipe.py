@@ -11,14 +11,13 @@ alone.
 import inspect
 from typing import NamedTuple
 
-import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build, begin, fill, place
+from hpctrain.engine.parallel.preparing.initial import begin, fill, place
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import (
     Setting,
@@ -27,7 +26,7 @@ from hpctrain.engine.parallel.preparing.whole_model import (
     freeze,
     prepare_modes,
 )
-from hpctrain.engine.parallel.setup import Setup, Training
+from hpctrain.engine.parallel.setup import Build, Setup, Training
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import check_arguments
 
@@ -35,13 +34,12 @@ from hpctrain.engine.tasks.task import check_arguments
 class _BuiltStage(NamedTuple):
     """A model that is ready to be wrapped, or one stage of it.
 
-    `counts` are the stages' blocks, and `loads` the numbers of experts of the modules that have
-    some; these, the settings and the summary are those of the whole model.
+    `loads` are the numbers of experts of the modules that have some; these, the settings and the
+    summary are those of the whole model.
     """
 
     module: nn.Module
     inputs: list[str]
-    counts: list[int]
     loads: dict[str, int]
     settings: dict[str, Setting]
     summary: ModelSummary
@@ -56,7 +54,7 @@ def parallelize(
     gets the values of rank 0.
     """
     setup = Setup(build, parallel, mesh, precision, training)
-    stage = _stage(setup, mesh.pp_rank, first=True)
+    stage = _stage(setup, mesh.pp_rank)
     wrapped = _wrapped(setup, stage) if mesh.degrees.pp == 1 else _pipeline(setup, stage)
     wrapped.settings, wrapped.summary = stage.settings, stage.summary
     if stage.loads:
@@ -67,17 +65,14 @@ def parallelize(
     return wrapped
 
 
-def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
+def _stage(setup: Setup, number: int) -> _BuiltStage:
     """Return what this rank has of a stage. Without a pipeline the model is one stage.
 
-    What holds for the whole model is done and said with the `first` stage of this rank.
+    What holds for the whole model is done and said with the first stage of this rank.
     """
     training, parallel, train, mesh = setup.training, setup.parallel, setup.train, setup.mesh
-    device = setup.precision.device
-    storage = torch.device("cpu") if parallel.fsdp.offload else device
-    # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
-    from_rank_0 = not setup.whole and mesh.degrees.pp == 1
-    model, values = begin(setup.build, training.seed, from_rank_0=from_rank_0)
+    first = number == mesh.pp_rank
+    model, values = begin(setup)
     check_layers(model)
     cast_parameters(model, setup.precision.params)
     prepare_modes(model, says=first)
@@ -85,43 +80,40 @@ def _stage(setup: Setup, number: int, *, first: bool) -> _BuiltStage:
     if first and any(isinstance(module, _NormBase) for module in modules.values()):
         from hpctrain.engine.parallel.preparing.batch_norm import prepare_batch_norms
 
-        advice = setup.accumulate, training.norm, training.may_sync
-        prepare_batch_norms(model, mesh, train, *advice, trains=training.says)
+        prepare_batch_norms(model, mesh, training)
     chosen: dict[str, Setting] = {}
     if training.ours:
         chosen = freeze(model, training.optimizer, parallel.blocks, train.lora)
     summary = ModelSummary.of(model)
-    inputs = list(inspect.signature(model.forward).parameters)
     loads = {n: vars(m)["experts"] for n, m in modules.items() if hasattr(m, "take_loads")}
+    inputs = list(inspect.signature(model.forward).parameters)
     check_arguments(inputs, training.arguments)
-    counts: list[int] = []
     if setup.changes:
         from hpctrain.engine.parallel.changes import change
 
-        counts = change(setup, model, number, values, storage)
+        change(setup, model, number, values)
     elif values == "built":
-        place(model, storage, mesh.stage_group)
-    fill(model, values, setup.build, training.seed, device, storage, mesh.stage_group)
-    return _BuiltStage(model, inputs, counts, loads, chosen, summary)
+        place(setup, model)
+    fill(setup, model, values)
+    return _BuiltStage(model, inputs, loads, chosen, summary)
 
 
 def _pipeline(setup: Setup, first: _BuiltStage) -> ParallelModel:
     """Return the stages of this rank with their schedule."""
-    from hpctrain.engine.parallel.changes import pipeline
     from hpctrain.engine.parallel.dividing.stages import numbers_of
+    from hpctrain.engine.parallel.wrappers.pipeline import PipelineModel
 
     mesh, schedule = setup.mesh, setup.parallel.pipeline.schedule
     _, *others = numbers_of(schedule, mesh.degrees.pp, mesh.pp_rank)
-    stages = [first, *(_stage(setup, number, first=False) for number in others)]
-    return pipeline(setup, [stage.module for stage in stages], first.inputs, first.counts)
+    stages = [first, *(_stage(setup, number) for number in others)]
+    return PipelineModel([stage.module for stage in stages], first.inputs, setup)
 
 
 def _wrapped(setup: Setup, stage: _BuiltStage) -> ParallelModel:
     """Return the wrapper in which the ranks share the work of a step."""
     module, alone = stage.module, setup.mesh.dp_cp_size == 1 and not setup.parallel.fsdp.offload
     if alone or (setup.whole and not any(p.requires_grad for p in module.parameters())):
-        held = module, setup.mesh, setup.precision, setup.accumulate
-        return ParallelModel(*held, divided_loss=setup.divided_loss)
+        return ParallelModel(module, setup)
     return _of_ranks(setup, module)
 
 

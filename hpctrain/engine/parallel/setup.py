@@ -4,11 +4,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import nn
+
 from hpctrain.config.schema import OptimizerConfig, ParallelConfig, TrainConfig
 from hpctrain.engine.parallel.mesh import Mesh
 from hpctrain.engine.parallel.precision import Precision
-from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.preparing.whole_model import with_adapters
+
+Build = Callable[[], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -40,30 +44,36 @@ class Training:
     ours: bool = True
 
 
+@dataclass
 class Setup:
     """What the config decides.
 
+    `build` is called on the meta device, too; or it is a module that every rank has built.
+
     Attributes:
+        storage: The device of the parameters.
         whole: Whether each rank has all parameters and gradients.
         changes: Whether modules are divided, or compute in another way.
     """
 
-    def __init__(
-        self,
-        build: Build,
-        parallel: ParallelConfig,
-        mesh: Mesh,
-        precision: Precision,
-        training: Training,
-    ) -> None:
-        self.training, self.train, self.accumulate = training, training.train, training.accumulate
-        self.parallel, self.mesh, self.precision = parallel, mesh, precision
-        self.build, degrees, train = build, mesh.degrees, training.train
+    build: Build
+    parallel: ParallelConfig
+    mesh: Mesh
+    precision: Precision
+    training: Training
+
+    def __post_init__(self) -> None:
+        build, parallel, degrees = self.build, self.parallel, self.mesh.degrees
+        self.train = train = self.training.train
+        self.accumulate = self.training.accumulate
         if train.lora.patterns:
             self.build = lambda: with_adapters(build(), train.lora)
-        self.divided_loss = training.loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        self.storage = torch.device("cpu") if parallel.fsdp.offload else self.precision.device
+        self.divided_loss = (
+            self.training.loss_parallel and parallel.loss_parallel and degrees.tp > 1
+        )
         divided = degrees.ranks > degrees.dp_replicate or parallel.fsdp.offload or parallel.ep > 1
         self.whole = not divided
         computes = train.activation_checkpointing != "none" or train.compile != "off"
-        computes |= bool(train.lora.quantize) or precision.compute == "fp8"
+        computes |= bool(train.lora.quantize) or self.precision.compute == "fp8"
         self.changes = divided or computes

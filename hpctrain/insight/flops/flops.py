@@ -33,7 +33,8 @@ from hpctrain.config import metric_registry as names
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.layers.dry_run import dry_run
 from hpctrain.engine.parallel.precision import wide_batch
-from hpctrain.engine.parallel.preparing.initial import Build, allocate, skeleton
+from hpctrain.engine.parallel.preparing.initial import allocate, skeleton
+from hpctrain.engine.parallel.setup import Build
 from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import SplitTask, Task
 from hpctrain.insight.estimates.hardware import peak_of

@@ -8,8 +8,9 @@ If only the first checkpoint shows it, the hours of GPUs until then are lost.
 """
 
 import logging
-import os
 import resource
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import StorageError
@@ -35,13 +36,10 @@ def prove(saves: Saves, ranks: RankInfo, weights: float, part: float) -> None:
 
     All ranks call this together. Given are bytes: the weights that this rank holds, and the part of
     a checkpoint that it will write, which is an estimate, as most optimizers make their state in
-    the first step. The copies of a node's ranks may take half of the memory that it has free, or
-    that the job may use. If no checkpoint can be written, it is a StorageError.
+    the first step. If no checkpoint can be written, it is a StorageError.
     """
-    folder, wrong, free = saves.folder, _wrong(saves.folder, ranks, weights), 0
-    if not wrong:
-        disk = os.statvfs(folder)
-        free = disk.f_bavail * disk.f_frsize
+    folder, wrong = saves.folder, _wrong(saves.folder, ranks, weights)
+    free = 0 if wrong else shutil.disk_usage(folder).free
     copy = _OF_FREE * memory_left() / ranks.local_world_size
     # of all ranks: what is wrong, what the disk has free, and how much a copy may take
     known = objects.all_gather((wrong, free, weights, part, copy))
@@ -56,11 +54,21 @@ def prove(saves: Saves, ranks: RankInfo, weights: float, part: float) -> None:
         raise StorageError(f"no checkpoint can be written: {text}")
     if whole > free and ranks.is_main:
         log.warning("the disk is nearly full: %s", text)
-    if max(parts) < SMALL_PART:
-        return
+    if max(parts) >= SMALL_PART:
+        _write_aside(saves, ranks, parts, copies)
+
+
+def _write_aside(
+    saves: Saves, ranks: RankInfo, parts: Sequence[float], copies: Sequence[float]
+) -> None:
+    """Start writers, unless the copy of a rank takes more memory than it may.
+
+    The copies of a node's ranks may take half of the memory that it has free, or that the job may
+    use.
+    """
     tight = [pair for pair in zip(parts, copies, strict=True) if pair[0] > pair[1]]
     if not tight:
-        saves.start_writers(copy)
+        saves.start_writers(copies[ranks.rank])
     elif ranks.is_main:
         log.warning(
             "saves stop the training: a copy takes about %s of each rank, of which %s may be used "

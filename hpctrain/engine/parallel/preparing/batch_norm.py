@@ -27,34 +27,23 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.schema import TrainConfig
 from hpctrain.engine.distributed import objects
 from hpctrain.engine.distributed.tensors import wide
 from hpctrain.engine.parallel.mesh import Mesh
+from hpctrain.engine.parallel.setup import Training
 
 log = logging.getLogger(__name__)
 FILLED_UP = "data.tail=pad fills up the last batch of an epoch with rows that come twice, and"
 
 
-def prepare_batch_norms(
-    model: nn.Module,
-    mesh: Mesh,
-    train: TrainConfig,
-    parts: int,
-    norm: Any = None,
-    may_sync: Callable[[], bool] = bool,
-    *,
-    trains: bool = True,
-) -> None:
+def prepare_batch_norms(model: nn.Module, mesh: Mesh, training: Training) -> None:
     """Synchronise the batch norms of a model, in place, if `train.sync_batchnorm` says so.
 
-    If the model `trains`, rank 0 logs a warning if its statistics depend on how a batch is divided:
-    over the ranks, and into so many `parts`. It advises another norm than `norm` (`model.norm`),
-    and to synchronise them if that is possible (`may_sync`). All ranks call this together with the
-    whole model.
+    Rank 0 warns if the statistics depend on how a batch is divided: over the ranks, and into
+    micro-batches. All ranks call this together with the whole model.
     """
-    layers = list(depending(model))
-    text = _warning(layers, mesh, train, parts, norm, may_sync) if layers and trains else ""
+    layers, train = list(depending(model)), training.train
+    text = _warning(layers, mesh, training) if layers and training.says else ""
     if text and dist.get_rank() == 0:
         log.warning("%s", text)
     if not train.sync_batchnorm or mesh.dp_cp_size == 1:
@@ -99,15 +88,9 @@ def depending(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, layer
 
 
-def _warning(
-    layers: list[tuple[str, nn.Module]],
-    mesh: Mesh,
-    train: TrainConfig,
-    parts: int,
-    norm: Any,
-    may_sync: Callable[[], bool],
-) -> str:
-    seen, ranks = [], mesh.dp_cp_size
+def _warning(layers: list[tuple[str, nn.Module]], mesh: Mesh, training: Training) -> str:
+    seen, ranks = list[str](), mesh.dp_cp_size
+    train, parts = training.train, training.accumulate
     alone = [
         (name, layer)
         for name, layer in layers
@@ -121,8 +104,8 @@ def _warning(
         seen.append(f"one of {parts} micro-batches" if parts > 1 else "one micro-batch")
     if not seen:
         return ""
-    cures = [f"take {_other_norm(norm)}"]
-    if len(seen) == 1 and ranks > 1 and not train.sync_batchnorm and may_sync():
+    cures = [f"take {_other_norm(training.norm)}"]
+    if len(seen) == 1 and ranks > 1 and not train.sync_batchnorm and training.may_sync():
         cures.insert(0, "compute them over all ranks (train.sync_batchnorm=true)")
     name, layer = alone[0]
     more = f" and {len(alone) - 1} more layers" if len(alone) > 1 else ""

@@ -16,14 +16,13 @@ each rank its part.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.tensor import DTensor
 
 from hpctrain.base.errors import DistributedError
@@ -31,9 +30,9 @@ from hpctrain.data.generators import seed_generators
 from hpctrain.engine.distributed.tensors import is_released, local, own_region
 from hpctrain.engine.layers.ties import tie, ties
 from hpctrain.engine.parallel.preparing.whole_model import undivided
+from hpctrain.engine.parallel.setup import Build, Setup
 
 log = logging.getLogger(__name__)
-Build = Callable[[], nn.Module]
 # The beginning of the names of a module's tensors, the module, and the keys of its own tensors.
 _Holder = tuple[str, nn.Module, list[str]]
 _Value = tuple[str, torch.Tensor]
@@ -59,73 +58,68 @@ def _say_why(error: Exception) -> None:
         log.info("the model cannot be built on the meta device, so all ranks build it: %s", reason)
 
 
-def begin(build: Build, seed: int, *, from_rank_0: bool) -> tuple[nn.Module, Values]:
+def begin(setup: Setup) -> tuple[nn.Module, Values]:
     """Return the model to spread, and how `fill` will give it its initial values.
 
     It is on the meta device, or, if every rank has to build it, has memory on the CPU.
-    `from_rank_0`: rank 0 can send the parts of a model that has no `init_module`. `build` may be a
-    module that is built already.
     """
+    build, seed = setup.build, setup.training.seed
     if isinstance(build, nn.Module):
         return build, "built"
     model = skeleton(build, seed)
     if model is not None and hasattr(model, "init_module"):
         return model, "by modules"
-    if model is not None and from_rank_0:
+    # Rank 0 cannot send what it does not have, so the ranks of a stage build it themselves.
+    if model is not None and not setup.whole and setup.mesh.degrees.pp == 1:
         return model, "from rank 0"
     seed_generators(seed)
     return build(), "built"
 
 
-def fill(
-    model: nn.Module,
-    values: Values,
-    build: Build,
-    seed: int,
-    device: torch.device,
-    storage: torch.device,
-    group: dist.ProcessGroup | None = None,
-) -> None:
-    """Give a model that `begin` has returned its initial values, in place.
-
-    `storage` is the device of the parameters, `group` the ranks that have the same modules; None
-    means all.
-    """
-    if values == "from rank 0":
-        _fill_from_rank_0(model, build, seed, device, storage)
-    elif values == "by modules":
+def fill(setup: Setup, model: nn.Module, values: Values) -> None:
+    """Give a model that `begin` has returned its initial values, in place."""
+    device, storage = setup.precision.device, setup.storage
+    if values != "built":
         allocate(model, storage)
         if storage.type != "meta":  # else there is no memory for values: only the sizes are wanted
-            _fill_modules(model, build, seed, device, group)
+            _take_values(setup, model, values)
     if storage != device:
         _to_device(model, device)
 
 
-def _fill_modules(
-    model: nn.Module, build: Build, seed: int, device: torch.device, group: dist.ProcessGroup | None
-) -> None:
-    """Give a model the initial parameters of the one that `build` returns, module by module.
+def _take_values(setup: Setup, model: nn.Module, values: Values) -> None:
+    """Give a model its part of the initial values, one tensor after the other."""
+    targets = {name: tensor for name, tensor in _named(model).items() if not is_released(tensor)}
+    made = _by_modules if values == "by modules" else _of_rank_0
+    for name, whole in made(setup, targets):
+        target = targets[name]
+        part = whole[own_region(target)] if isinstance(target, DTensor) else whole
+        with torch.no_grad():
+            local(target).copy_(part)
+    seed_generators(setup.training.seed)  # the ranks have drawn other modules
 
-    The modules of `model` may have other classes by now, but their names are the same. All ranks of
-    the group call this together.
+
+def _named(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the parameters and buffers of a model; what modules share has several names."""
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {**dict(parameters), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _by_modules(setup: Setup, targets: Mapping[str, torch.Tensor]) -> Iterator[_Value]:
+    """Return the initial values of the model that is built, module by module.
+
+    The modules that have the `targets` may have other classes by now, but their names are the same.
+    All ranks that have the same modules call this together.
     """
-    own = (model.named_parameters, model.named_buffers)
-    every = [pair for named in own for pair in named(remove_duplicate=False)]
-    targets = {name: tensor for name, tensor in every if not is_released(tensor)}
-    original: Any = skeleton(build, seed)
+    seed, group = setup.training.seed, setup.mesh.stage_group
+    original: Any = skeleton(setup.build, seed)
     holders = []
     for name, module in original.named_modules():
         start = f"{name}." if name else ""
         if keys := [key for key in _own(module) if start + key in targets]:
             holders.append((start, module, keys))
     alone = not dist.is_initialized() or dist.get_world_size(group) == 1
-    drawn = _drawn(original, holders, seed)
-    for name, whole in drawn if alone else _sent(original, holders, seed, device, group):
-        target = targets[name]
-        part = whole[own_region(target)] if isinstance(target, DTensor) else whole
-        with torch.no_grad():
-            local(target).copy_(part)
-    seed_generators(seed)  # the ranks have drawn other modules
+    return _drawn(original, holders, seed) if alone else _sent(setup, original, holders)
 
 
 def _drawn(original: Any, holders: Sequence[_Holder], seed: int) -> Iterator[_Value]:
@@ -136,14 +130,9 @@ def _drawn(original: Any, holders: Sequence[_Holder], seed: int) -> Iterator[_Va
             yield start + key, drawn[key]
 
 
-def _sent(
-    original: Any,
-    holders: Sequence[_Holder],
-    seed: int,
-    device: torch.device,
-    group: dist.ProcessGroup | None,
-) -> Iterator[_Value]:
+def _sent(setup: Setup, original: Any, holders: Sequence[_Holder]) -> Iterator[_Value]:
     """Yield the initial values, of which each rank of the group draws some and sends them."""
+    seed, device, group = setup.training.seed, setup.precision.device, setup.mesh.stage_group
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     for begin in range(0, len(holders), ranks):
         turn = holders[begin : begin + ranks]
@@ -202,44 +191,31 @@ def _drawn_dtype(like: torch.Tensor) -> torch.dtype:
     return torch.get_default_dtype() if drawn else like.dtype
 
 
-def _fill_from_rank_0(
-    model: nn.Module, build: Build, seed: int, device: torch.device, storage: torch.device
-) -> None:
-    """Give a sharded model of the meta device memory and the parameters that rank 0 builds."""
-    allocate(model, storage)
-    state: dict[str, Any] = {}
-    buffers: dict[str, torch.Tensor] = {}
+def _of_rank_0(setup: Setup, targets: Mapping[str, torch.Tensor]) -> Iterator[_Value]:
+    """Yield the initial values of a model that rank 0 builds, and sends to all ranks."""
+    built: dict[str, torch.Tensor] = {}
     if dist.get_rank() == 0:
-        seed_generators(seed)
-        whole = build()
-        named = (model.named_parameters, model.named_buffers)
-        dtypes = {n: value.dtype for each in named for n, value in each(remove_duplicate=False)}
-        state = {
-            name: value.to(dtypes.get(name, value.dtype))
-            for name, value in whole.state_dict().items()
-            if isinstance(value, torch.Tensor)
-        }
-        buffers = dict(whole.named_buffers())
-    options = StateDictOptions(
-        full_state_dict=True, broadcast_from_rank0=True, cpu_offload=storage.type == "cpu"
-    )
-    set_model_state_dict(model, state, options=options)
-    _to_device(model, device)  # not earlier: torch wants a state on one device
-    # Buffers that are not part of a state dict have to be sent too.
-    for name, buffer in model.named_buffers():
-        value = torch.empty_like(buffer, device=device)
-        if buffers:
-            value.copy_(buffers[name])
-        dist.broadcast(value, src=0)
-        buffer.copy_(value)
+        seed_generators(setup.training.seed)
+        built = _named(setup.build())
+    sent: dict[int, str] = {}
+    for name, target in targets.items():
+        if sent.setdefault(id(target), name) != name:
+            continue  # another name of a tensor that several modules share
+        if built:
+            whole = built[name].detach().to(setup.precision.device, target.dtype).contiguous()
+        else:
+            whole = torch.empty(target.shape, dtype=target.dtype, device=setup.precision.device)
+        _broadcast(whole, 0, None)
+        yield name, whole
 
 
-def place(model: nn.Module, storage: torch.device, group: dist.ProcessGroup | None) -> None:
-    """Bring a model that every rank has built to its device, with the group's first one's values.
+def place(setup: Setup, model: nn.Module) -> None:
+    """Bring a model that every rank has built to its device, with the values of one rank.
 
-    The ranks may have drawn others.
+    It is the first one that has the same modules. The others may have drawn others.
     """
-    model.to(storage)
+    group = setup.mesh.stage_group
+    model.to(setup.storage)
     if not dist.is_initialized() or dist.get_world_size(group) == 1:
         return
     with torch.no_grad():

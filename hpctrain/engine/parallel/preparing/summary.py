@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -15,24 +17,24 @@ _MOST = 40  # lines
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a dotted name
 _TITLES = ("layer", "class", "shape", "parameters", "MiB")
+_Layer = tuple[str, str, tuple[int, ...], list[nn.Parameter]]
 
 
-@dataclass(frozen=True)
-class _Line:
-    """`count` layers that look the same, each with so many parameters."""
+class _Line(NamedTuple):
+    """`number` layers that look the same, each with so many parameters."""
 
     name: str
     kind: str
     shape: tuple[int, ...]
     parameters: int
     bytes: int
-    count: int
+    number: int
 
     def cells(self) -> tuple[str, ...]:
-        each = f"{self.count} x " if self.count > 1 else ""
+        each = f"{self.number} x " if self.number > 1 else ""
         size = f"{each}{self.parameters:,}" if self.parameters else "shared"
         shape = " x ".join(map(str, self.shape))
-        return self.name, self.kind, shape, size, f"{self.count * self.bytes / MIB:,.2f}"
+        return self.name, self.kind, shape, size, f"{self.number * self.bytes / MIB:,.2f}"
 
 
 @dataclass(frozen=True)
@@ -99,28 +101,27 @@ def _lines(model: nn.Module, size: int) -> tuple[_Line, ...]:
     """Return the lines of a model; a parameter counts for the first layer that has it."""
     counted = set[int]()
     alike: dict[tuple[str, str, tuple[int, ...], int, int], list[str]] = {}
-
-    def visit(module: nn.Module, start: str) -> None:
-        opens = not (start and isinstance(module, _LISTS))
-        for key, parameter in module.named_parameters(recurse=False):
-            add(start + key, "Parameter", [parameter], tuple(parameter.shape))
-        for key, child in module.named_children():
-            every, holds = list(child.parameters()), any(True for _ in child.children())
-            large = opens and holds and 2 * sum(p.numel() for p in every) > size
-            if isinstance(child, _LISTS) or large:
-                visit(child, f"{start}{key}.")
-            elif every:
-                shape = () if holds else tuple(max(every, key=torch.Tensor.numel).shape)
-                add(start + key, plain_class(child).__name__, every, shape)
-
-    def add(name: str, kind: str, every: list[nn.Parameter], shape: tuple[int, ...]) -> None:
+    for name, kind, shape, every in _layers(model, size):
         new = [p for p in every if id(p) not in counted]
         counted.update(map(id, new))
         sizes = sum(p.numel() for p in new), sum(p.nbytes for p in new)
         alike.setdefault((_NUMBER.sub("*", name), kind, shape, *sizes), []).append(name)
-
-    visit(model, "")
     return tuple(
         _Line(names[0] if len(names) == 1 else look[0], *look[1:], len(names))
         for look, names in alike.items()
     )
+
+
+def _layers(module: nn.Module, size: int, start: str = "") -> Iterator[_Layer]:
+    """Yield the name, the class, the shape and the parameters of each layer of a model."""
+    for key, parameter in module.named_parameters(recurse=False):
+        yield start + key, "Parameter", tuple(parameter.shape), [parameter]
+    opens = not (start and isinstance(module, _LISTS))
+    for key, child in module.named_children():
+        every, holds = list(child.parameters()), any(True for _ in child.children())
+        large = opens and holds and 2 * sum(p.numel() for p in every) > size
+        if isinstance(child, _LISTS) or large:
+            yield from _layers(child, size, f"{start}{key}.")
+        elif every:
+            shape = () if holds else tuple(max(every, key=torch.Tensor.numel).shape)
+            yield start + key, plain_class(child).__name__, shape, every

@@ -44,7 +44,7 @@ class DDPModel(ParallelModel):
         )
         if precision.reduce != precision.params:
             ddp.register_comm_hook(precision.reduce, _average_as)
-        super().__init__(ddp, setup.mesh, precision, setup.accumulate)
+        super().__init__(ddp, setup)
         self._ddp, self._every = ddp, setup.parallel.sync == "every"
         self._local = setup.train.local_sgd
         self._compression: Any = None

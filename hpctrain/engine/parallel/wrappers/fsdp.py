@@ -51,8 +51,7 @@ class FSDPModel(ParallelModel):
 
     def __init__(self, module: nn.Module, setup: Setup) -> None:
         mesh, config = setup.mesh, setup.parallel
-        held = mesh, setup.precision, setup.accumulate
-        super().__init__(module, *held, divided_loss=setup.divided_loss)
+        super().__init__(module, setup)
         assert isinstance(module, FSDPModule)
         self._root, self._zero, self._every = module, config.zero, config.sync == "every"
         if config.sync == "auto" and (mesh.degrees.dp_shard > 1 or config.fsdp.offload):

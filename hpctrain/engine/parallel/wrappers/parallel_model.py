@@ -23,7 +23,7 @@ from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.distributed.tensors import local
 from hpctrain.engine.parallel.mesh import Mesh
-from hpctrain.engine.parallel.precision import Precision, wide_batch
+from hpctrain.engine.parallel.precision import wide_batch
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import Setting
 from hpctrain.engine.parallel.reducing.scalars import (
@@ -34,6 +34,7 @@ from hpctrain.engine.parallel.reducing.scalars import (
     is_late,
     tensor_of,
 )
+from hpctrain.engine.parallel.setup import Setup
 from hpctrain.engine.tasks.task import Task, checked
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ class ParallelModel:
     Its `parameters` are those of `module` that are trained, each once, whole or sharded, with their
     `names` in the plain model. They are listed when the object is made, because FSDP2 exchanges
     those of the module during a pass. `accumulate`, the number of micro-batches, must divide a
-    rank's share of a batch. With `divided_loss` the ranks that divide each layer have parts of the
-    logits.
+    rank's share of a batch.
 
     Attributes:
         settings: What the config says about parameters, by name; empty if it says nothing.
@@ -65,29 +65,21 @@ class ParallelModel:
             where this needs to be told; None elsewhere.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        mesh: Mesh,
-        precision: Precision,
-        accumulate: int,
-        *,
-        divided_loss: bool = False,
-    ) -> None:
-        self.module, self.mesh, self.precision = module, mesh, precision
-        self.accumulate, self.step = accumulate, 0
+    def __init__(self, module: nn.Module, setup: Setup) -> None:
+        self.module, self.mesh, self.precision = module, setup.mesh, setup.precision
+        self.accumulate, self.step = setup.accumulate, 0
         prefix = "module." if isinstance(module, DistributedDataParallel) else ""
         trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
         self.names = [name.removeprefix(prefix) for name, _ in trained]
         self.parameters = [parameter for _, parameter in trained]
         divided = any(isinstance(parameter, DTensor) for parameter in self.parameters)
-        self._divided = divided or mesh.degrees.pp > 1
+        self._divided = divided or self.mesh.degrees.pp > 1
         self.settings: Mapping[str, Setting] = {}
         self.summary: ModelSummary | None = None
         self.loads: Loads | None = None
         self.unused: Unused | None = None
         self._loss: Callable[[], AbstractContextManager[object]] = nullcontext
-        if divided_loss:
+        if setup.divided_loss:
             from torch.distributed.tensor.parallel import loss_parallel
 
             self._loss = loss_parallel

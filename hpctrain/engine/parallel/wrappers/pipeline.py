@@ -69,8 +69,7 @@ class PipelineModel(ParallelModel):
                 f"this is torch {torch.__version__}"
             )
         module = stages[0] if len(stages) == 1 else United(stages)
-        held = mesh, setup.precision, setup.accumulate
-        super().__init__(module, *held, divided_loss=setup.divided_loss)
+        super().__init__(module, setup)
         pp, self._kind, self._inputs = mesh.degrees.pp, schedule, inputs
         self._seed, self._of_evaluation = setup.training.seed, setup.accumulate
         self._count = pp * SCHEDULES[schedule]

@@ -36,8 +36,9 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
-from hpctrain.engine.parallel.preparing.initial import Build, allocate
+from hpctrain.engine.parallel.preparing.initial import allocate
 from hpctrain.engine.parallel.preparing.whole_model import cast_parameters
+from hpctrain.engine.parallel.setup import Build
 from hpctrain.insight.flops.flops import tokens_of
 from hpctrain.insight.flops.identical_blocks import measured_by_block
 from hpctrain.insight.plan.inspecting.model_facts import explained

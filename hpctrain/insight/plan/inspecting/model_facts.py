@@ -25,9 +25,9 @@ from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.precision import float8_layers
 from hpctrain.engine.parallel.preparing.activation_checkpointing import checkpoint_activations
 from hpctrain.engine.parallel.preparing.blocks import find_blocks
-from hpctrain.engine.parallel.preparing.initial import Build
 from hpctrain.engine.parallel.preparing.summary import ModelSummary
 from hpctrain.engine.parallel.preparing.whole_model import check_layers, freeze, with_adapters
+from hpctrain.engine.parallel.setup import Build
 from hpctrain.insight.flops.flops import Flops, count_flops, meta_batch
 from hpctrain.insight.flops.identical_blocks import alike
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, StorageMeta
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan
 
 from hpctrain.base.names.step_names import step_of
@@ -319,6 +319,23 @@ class Reaching:
         return getattr, (StorageMeta, "__init__")
 
 
+def bombs() -> dict[str, bytes]:
+    """Return pickles that C code would hash for years, or whose depth would end the process.
+
+    The first has 127 bytes: a tuple of tuples, 60 deep, is a key.
+    """
+    start, used_twice = b"\x80\x04", b"".join(b"\x94h%c\x86" % n for n in range(60))
+    index, member = (pickle.dumps(c, 3)[2:-1] for c in (MetadataIndex, _MEM_FORMAT_ENCODING))
+    within = 3 * (index + b")\x81}\x8c\x03fqn") + b"K\x01" + 3 * b"sb"
+    return {
+        "it has an opcode that is no part": start + b"}K\x01" + 60 * b"2\x86" + b"Ns.",
+        "it uses a tuple twice": start + b"}K\x01" + used_twice + b"Ns.",
+        "it has a tuple as a key": start + b"}K\x01K\x02\x86Ns.",
+        "it has a MetadataIndex as a key": start + b"}" + within + b"Ns.",
+        "it makes an object in another way": start + member + b")" + 10**5 * b"\x85" + b"R.",
+    }
+
+
 def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
     """Return pickles that must not be loaded, by what the error says."""
     good = pickle.loads((checkpoint / ".metadata").read_bytes())
@@ -331,6 +348,7 @@ def hostile_metadata(folder: Path, checkpoint: Path) -> dict[str, bytes]:
         "it calls getattr": pickle.dumps(Reaching()),
         r"torch\.nn\.modules": pickle.dumps(torch.nn.Linear),
         "it changes a type": changed,
+        **bombs(),
         "it holds a dict": pickle.dumps({}),
         "outside of the checkpoint": pickle.dumps(outside),
         "it ends too early": b"",

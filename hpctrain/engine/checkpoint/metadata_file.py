@@ -1,6 +1,7 @@
 """The file `.metadata` of a checkpoint: a pickle of DCP, read without running code from it.
 
-The checkpoint may be a stranger's, and its manifest, too: nothing in the file may run code.
+The checkpoint may be a stranger's, and its manifest, too: nothing in the file may run code, take
+more memory than the file, or hold the process up.
 """
 
 import io
@@ -30,19 +31,68 @@ _ALLOWED: dict[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
 }
 _OBJECTS = {made for made in _DCP if made is not classes._MEM_FORMAT_ENCODING}
+_ONCE = {tuple, list, dict, *_OBJECTS}
+# The parts of a key. Whatever else were hashed could take for ever.
+_KEY: dict[str, Any] = {"fqn": str, "offset": (torch.Size, type(None)), "index": (int, type(None))}
 _LARGEST = 1 << 30  # bytes: a few million parts of tensors
 _LAYOUTS = {str(value): value for value in vars(torch).values() if isinstance(value, torch.layout)}
 
+# What pickles of DCP's metadata consist of. Sets and copies of the top of the stack are not in it.
+_OPCODES = """
+    PROTO FRAME STOP MARK NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINUNICODE
+    SHORT_BINUNICODE EMPTY_DICT SETITEM SETITEMS EMPTY_LIST APPEND APPENDS EMPTY_TUPLE TUPLE
+    TUPLE1 TUPLE2 TUPLE3 GLOBAL STACK_GLOBAL NEWOBJ REDUCE BUILD BINPUT LONG_BINPUT MEMOIZE
+    BINGET LONG_BINGET
+"""
+_CODES = {getattr(pickle, name)[0] for name in _OPCODES.split()}
+
+
+def _refuse(_: Any) -> None:
+    raise pickle.UnpicklingError("it has an opcode that is no part of DCP's metadata")
+
 
 class Unpickler(pickle._Unpickler):
-    """Makes only the objects that DCP's metadata consists of, and changes no others.
+    """Makes only the objects that DCP's metadata consists of, in a time that grows with its size.
 
-    This is Python's own reader in Python, which takes twice as long as that in C; its methods take
-    one opcode each.
+    A few bytes can make tuples within tuples that take years to hash or to print, in C code that no
+    signal ends. So no container is used twice, and none is hashed. This is Python's own reader in
+    Python, which takes twice as long as that in C; its methods take one opcode each.
     """
 
+    memo: dict[int, Any]
     stack: list[Any]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    def _load_get(self, number: int) -> None:
+        if type(found := self.memo[number]) in _ONCE:
+            raise pickle.UnpicklingError(f"it uses a {type(found).__name__} twice")
+        self.stack.append(found)
+
+    def _load_items(self, items: list[Any]) -> None:
+        for key in items[::2]:
+            if type(key) is str:
+                continue
+            known = vars(key) if type(key) is classes.MetadataIndex else {"": key}
+            if not all(isinstance(v, _KEY.get(name, ())) for name, v in known.items()):
+                raise pickle.UnpicklingError(f"it has a {type(key).__name__} as a key")
+        self.stack[-1].update(zip(items[::2], items[1::2], strict=True))
+
+    def _load_reduce(self) -> None:
+        args, made = self.stack.pop(), self.stack[-1]
+        flat = made is torch.Size or all(
+            isinstance(each, (str, int, type))
+            or (type(each) is tuple and {type(number) for number in each} <= {int})
+            for each in args
+        )
+        if not flat or (isinstance(made, type) and made in _OBJECTS):
+            raise pickle.UnpicklingError("it makes an object in another way than DCP")
+        self.stack[-1] = made(*args)
+
+    def _load_new(self) -> None:
+        args, made = self.stack.pop(), self.stack[-1]
+        if args or not isinstance(made, type) or made not in _OBJECTS:
+            raise pickle.UnpicklingError("it makes an object in another way than DCP")
+        self.stack[-1] = object.__new__(made)
 
     def _load_build(self) -> None:
         state, made = self.stack.pop(), self.stack[-1]
@@ -52,7 +102,16 @@ class Unpickler(pickle._Unpickler):
             )
         getattr(made, "__setstate__", vars(made).update)(state)
 
-    dispatch[pickle.BUILD[0]] = _load_build
+    dispatch |= dict.fromkeys({*range(256)} - _CODES, _refuse)
+    dispatch |= {
+        pickle.BINGET[0]: lambda self: self._load_get(self.read(1)[0]),
+        pickle.LONG_BINGET[0]: lambda self: self._load_get(int.from_bytes(self.read(4), "little")),
+        pickle.SETITEM[0]: lambda self: self._load_items([self.stack.pop(-2), self.stack.pop()]),
+        pickle.SETITEMS[0]: lambda self: self._load_items(self.pop_mark()),
+        pickle.REDUCE[0]: _load_reduce,
+        pickle.NEWOBJ[0]: _load_new,
+        pickle.BUILD[0]: _load_build,
+    }
 
     def find_class(self, module: str, name: str) -> Any:  # noqa: D102
         if (module, name) in _ALLOWED:

@@ -17,7 +17,7 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
 from hpctrain.insight.plan.layouts import of_command_line
 from hpctrain.insight.plan.memory import margin_of
 from hpctrain.insight.plan.planned import PlannedTraining, budget_of
-from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
+from hpctrain.insight.plan.predicting.accuracy import accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
 from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, sizes_of, smallest
@@ -105,8 +105,7 @@ class Answer:
                 "efficiencies": str(estimator.efficiencies.on(hardware)),
             }
             found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
-            found["off published runs"] = accuracy(estimator.facts, training, hardware)
-            found["memory off published runs"] = memory_accuracy()
+            found |= accuracy(estimator.facts, training, hardware)
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
         if line := uncompared_line(every):
             found["* behind a layout"] = line

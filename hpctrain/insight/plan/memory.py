@@ -177,25 +177,10 @@ def _divided(
     )
 
 
-def stored_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element of the parameters."""
-    return ELEMENT_BYTES[precision.params]
-
-
-def computed_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element in which products are computed."""
-    return ELEMENT_BYTES[precision.compute]
-
-
-def reduced_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element of gradients that are added over the ranks."""
-    return ELEMENT_BYTES[precision.reduce or precision.params]
-
-
 def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
     """Return the bytes of an element that is stored, that computes, and that is reduced."""
-    stored = stored_bytes(precision)
-    return stored, min(stored, computed_bytes(precision)), reduced_bytes(precision)
+    stored, computed = ELEMENT_BYTES[precision.params], ELEMENT_BYTES[precision.compute]
+    return stored, min(stored, computed), ELEMENT_BYTES[precision.reduce or precision.params]
 
 
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:

@@ -30,16 +30,14 @@ def class_of(facts: ModelFacts, training: PlannedTraining) -> str:
     return f"{kind} {'bf16' if compute == 'fp16' else compute}"
 
 
-def accuracy(facts: ModelFacts, training: PlannedTraining, hardware: Hardware) -> str:
-    """Return how far predictions of this class, and of this GPU, have been from published runs."""
+def accuracy(facts: ModelFacts, training: PlannedTraining, hardware: Hardware) -> dict[str, str]:
+    """Return how far predictions of this class, of this GPU, and of memory were from such runs."""
     name = class_of(facts, training)
     of_class, of_gpu = _errors(SPEED.get(name)), _errors(BY_GPU.get(hardware.name))
-    return f"{name}: {of_class}; {hardware.title}, all classes: {of_gpu}"
-
-
-def memory_accuracy() -> str:
-    """Return how far predictions of the memory have been from published runs."""
-    return f"{_errors(MEMORY)} of all classes"
+    return {
+        "off published runs": f"{name}: {of_class}; {hardware.title}, all classes: {of_gpu}",
+        "memory off published runs": f"{_errors(MEMORY)} of all classes",
+    }
 
 
 def _errors(of: list[int] | None) -> str:

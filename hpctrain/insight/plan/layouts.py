@@ -130,7 +130,8 @@ def _degrees(nodes: int, per_node: int, facts: ModelFacts) -> Iterator[dict[str,
         yield zero3 | {"tp": tp}
         if nodes > 1:
             yield hybrid | {"dp_shard": per_node // tp, "tp": tp}
-    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and facts.divides_by(cp)]
+    tokens = facts.tokens if facts.context else 0
+    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and tokens and tokens % (2 * cp) == 0]
     eps = [ep for ep in (2, 4, 8, 16, 32, 64) if facts.experts and facts.experts % ep == 0]
     eps = [ep for ep in eps if ranks % ep == 0]
     narrow = inside[:-1][-1:]  # tensor parallel that leaves room for another dimension in a node

@@ -52,13 +52,6 @@ class Memory:
     begin: int  # what is there beside `base` and the activations when the backward pass begins
     end: int  # what is there beside `base` and the first block's work when it ends
 
-    def peak_with(self, activations: int, working: int) -> int:
-        """Return the largest sum of a step in bytes, with those of all activations.
-
-        Activations are there in full when the backward pass begins, and all gradients when it ends.
-        """
-        return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
-
     def with_packed(self, packed: int, unpacked: int) -> Memory:
         """Return the bytes with those of packed weights, and of the one that is unpacked."""
         more = {"parameters": packed, "buffers": unpacked, "peak": packed + unpacked}

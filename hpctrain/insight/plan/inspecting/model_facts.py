@@ -78,10 +78,6 @@ class ModelFacts:
         """The tokens of a sample; 0 if its samples have none."""
         return self.flops.tokens if self.flops else 0
 
-    def divides_by(self, cp: int) -> bool:
-        """Return whether context parallel of `cp` ranks can divide the tokens."""
-        return self.context and self.tokens > 0 and self.tokens % (2 * cp) == 0
-
 
 def build_of(
     section: Mapping[str, Any], lora: LoRAConfig, optimizer: OptimizerConfig, blocks: list[str]

@@ -102,7 +102,9 @@ class MemoryModel:
         # Blocks are computed, possibly again, while what all keep is there; the loss is before.
         most = saved + received + max(of_loss, working * batch.micro + held)
         kept = most - of_loss
-        peak = states.peak_with(most, received + (working + own) * batch.micro)
+        # Activations are there in full when the backward pass begins, and all gradients at its end.
+        end = states.end + received + (working + own) * batch.micro
+        peak = max(states.peak, states.base + states.begin + most, states.base + end)
         on_gpu = hardware.memory_bytes is not None and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(

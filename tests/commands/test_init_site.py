@@ -12,7 +12,7 @@ import yaml
 from hpctrain.base.files.yaml_file import read
 from hpctrain.cluster.slurm import node_kinds, release
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.insight.site import accounts, init_site, misfits, site_file, surroundings
+from hpctrain.insight.site import init_site, site_file, surroundings
 from hpctrain.insight.site.choices import SiteFacts
 from tests.conftest import ROOT
 
@@ -67,7 +67,7 @@ class Cluster:
     def seen(self) -> SiteFacts:
         return SiteFacts(
             node_kinds.kinds(),
-            accounts.associations(),
+            surroundings.associations(),
             self.home,
             self.site.get("env", {}),
             self.net,
@@ -104,7 +104,7 @@ def test_a_published_site_comes_out_like_its_profile(
     elif name == "perlmutter":
         published = published.replace("task=32", "task=16")  # cores, not threads
     assert published in file.read_text()
-    assert list(misfits.found(made, cluster.seen())) == []
+    assert list(site_file.misfits(made, cluster.seen())) == []
 
 
 @pytest.mark.usefixtures("no_modules")
@@ -169,14 +169,14 @@ def test_what_no_longer_fits_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(surroundings, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
-    monkeypatch.setattr(misfits, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
+    monkeypatch.setattr(site_file, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
     refuses = {"refuses": {"--mem-per-cpu": "memory comes with the cores"}}
     cluster = Cluster(SITES["daint"] | refuses, tmp_path, monkeypatch)
     file = tmp_path / "site.yaml"
     file.write_text(f"{line}\n")
     assert init_site._check(file, cluster.seen()) == 2
     assert words in capsys.readouterr().out
-    assert len([*misfits.found(site_file.read(file), cluster.seen())]) == 1
+    assert len([*site_file.misfits(site_file.read(file), cluster.seen())]) == 1
 
 
 def test_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

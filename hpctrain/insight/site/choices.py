@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.node_kinds import NodeKind
 from hpctrain.insight.site import surroundings
-from hpctrain.insight.site.accounts import Association, usable_cpus
+from hpctrain.insight.site.surroundings import Association, usable_cpus
 from hpctrain.insight.site.trials import Trials
 
 GIVEN = ("account", "partition", "qos", "constraint", "gpu")

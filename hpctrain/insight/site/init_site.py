@@ -13,7 +13,7 @@ from pathlib import Path
 from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.slurm import node_kinds, release, sbatch
-from hpctrain.insight.site import accounts, misfits, site_file
+from hpctrain.insight.site import site_file, surroundings
 from hpctrain.insight.site.choices import GIVEN, Choices, SiteFacts
 
 _FILE = Path("conf/site/mine.yaml")
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     asked = parser.parse_args(argv)
     if not sbatch.available():
         raise LaunchError("init-site: no sbatch on the PATH; run it on a login node of the cluster")
-    seen = SiteFacts(node_kinds.kinds(), accounts.associations(), Path.home(), os.environ)
+    seen = SiteFacts(node_kinds.kinds(), surroundings.associations(), Path.home(), os.environ)
     if asked.check:
         return _check(asked.out, seen)
     if asked.out.exists():
@@ -85,7 +85,7 @@ def _given(words: Sequence[str]) -> dict[str, str]:
 
 
 def _check(path: Path, seen: SiteFacts) -> int:
-    problems = [*misfits.found(site_file.read(path), seen)]
+    problems = [*site_file.misfits(site_file.read(path), seen)]
     for each in problems:
         print(f"{path}: {each}")
     if not problems:

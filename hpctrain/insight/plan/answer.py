@@ -5,9 +5,11 @@ from typing import Any
 
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.units import GIB
+from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.insight.estimates.hardware import Hardware, of_section
+from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
     of_shape,
@@ -16,7 +18,6 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
 )
 from hpctrain.insight.plan.layouts import of_command_line
 from hpctrain.insight.plan.memory import margin_of
-from hpctrain.insight.plan.planned import PlannedTraining, budget_of
 from hpctrain.insight.plan.predicting.accuracy import accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
@@ -27,7 +28,7 @@ from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, size
 class Query:
     """What the command line asks for."""
 
-    training: PlannedTraining
+    training: Config
     hardware: Hardware | None
     nodes: list[int] | None  # None leaves the numbers open
     shape: str | None  # of `--sample-shape`; None takes the data set's

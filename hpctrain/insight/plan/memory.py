@@ -25,10 +25,15 @@ from dataclasses import dataclass, replace
 
 from hpctrain.base.units import ELEMENT_BYTES, GIB, readable
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from hpctrain.config.schema import (
+    Config,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from hpctrain.insight.estimates.advice import HOST_GB_PER_GPU
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.planned import PlannedTraining
 
 # Predicted and measured peaks differ by 2 % as a rule (docs/plan.md), and what torch sees of a GPU
 # by 1 % between drivers.
@@ -62,7 +67,7 @@ class Memory:
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    training: PlannedTraining,
+    training: Config,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
@@ -80,11 +85,7 @@ def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
 
 
 def _whole(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    training: PlannedTraining,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, count, learnt = training.parallel, sizes.count, trained.count
@@ -113,11 +114,7 @@ def _whole(
 
 
 def _divided(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    training: PlannedTraining,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, offload = training.parallel, training.parallel.fsdp.offload

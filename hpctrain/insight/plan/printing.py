@@ -11,7 +11,7 @@ from rich.text import Text
 from hpctrain.base.terminal.console import Console, Table
 from hpctrain.base.units import duration, readable
 from hpctrain.insight.plan.answer import Answer
-from hpctrain.insight.plan.planned import number
+from hpctrain.insight.plan.budget import number
 from hpctrain.insight.plan.predicting.estimator import Estimate
 
 _MOST = 10  # rows of the table of layouts for each number of ranks

@@ -8,10 +8,12 @@ from typing import Any, Self
 from torch import nn
 
 from hpctrain.base.units import ELEMENT_BYTES
+from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
 from hpctrain.insight.estimates.hardware import Hardware
+from hpctrain.insight.plan.budget import Budget
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
     ModelFacts,
@@ -22,7 +24,6 @@ from hpctrain.insight.plan.inspecting.model_facts import (
 )
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import Fit, margin_of, on_gpu, on_host, worst
-from hpctrain.insight.plan.planned import Budget, PlannedTraining
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -139,7 +140,7 @@ class Estimator:
         self.budget = Budget(None, "no budget")
 
     @classmethod
-    def of_training(cls, training: PlannedTraining, task: Any, sample: Batch) -> Self:
+    def of_training(cls, training: Config, task: Any, sample: Batch) -> Self:
         """Return that of its model; a ConfigError if the task or the sample do not fit."""
         blocks = training.parallel.blocks
         build = build_of(training.model, training.train.lora, training.optimizer, blocks)
@@ -152,7 +153,7 @@ class Estimator:
         measured = MeasuredActivations(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
-    def least(self, training: PlannedTraining, ranks: int) -> float:
+    def least(self, training: Config, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
         stored, facts = ELEMENT_BYTES[training.precision.params], self.facts
         trained = stored * (1 + training.optimizer.states) * facts.trainable

@@ -21,7 +21,7 @@ from hpctrain.cluster.slurm.excluded_hosts import folder_of
 from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
@@ -93,11 +93,9 @@ def main(argv: list[str]) -> int:
         launch.time_min = min(launch.time_min, _TIME_MIN)
         if config.name == Config().name:
             config.name = "doctor"
-        asked = Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
-        folder = folder_of(config.output_dir)
-        places, figures = _nodes(
-            asked, folder, launch, lambda call: function.submit(config, [call], here)[0]
-        )
+        sections = launch, config.parallel, config.network, config.data
+        asked = Expectation(*sections, config.output_dir, JobRequest.of(config).mixed)
+        places, figures = _nodes(asked, lambda call: function.submit(config, [call], here)[0])
     result = worst(finding for found in places.values() for finding in found)
     if options.json:
         _print_json(result, places, figures)
@@ -141,15 +139,13 @@ def _start(job: JobRequest) -> str:
 
 
 def _nodes(
-    asked: Expectation,
-    folder: Path,
-    launch: LaunchConfig,
-    submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob],
+    asked: Expectation, submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob]
 ) -> tuple[Places, _Figures]:
     """Check nodes by one short job; return the findings and the figures of each host.
 
     A refused job, or one that has ended without any answer, is a LaunchError.
     """
+    folder, launch = folder_of(asked.output_dir), asked.launch
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:

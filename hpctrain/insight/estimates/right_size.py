@@ -20,15 +20,16 @@ _MOST_NODES = 16  # whose samples the end of a run waits for
 _ROOM = 1.25  # what a request should have above the highest use
 
 
-def _too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) -> Iterator[str]:
-    """Yield what was used of a request, each with the key; `minutes` are None if unknown."""
-    gpus, used = int(launch.get("gpus_per_node") or 0), usage.host_gib()
-    asked = launch.get("mem_gb") or 0
+def _too_much(
+    launch: Mapping[str, Any], used: float | None, load: float | None, minutes: float | None
+) -> Iterator[str]:
+    """Yield what was used of a request, each with the key: GiB, percent of the cores, minutes."""
+    gpus, asked = int(launch.get("gpus_per_node") or 0), launch.get("mem_gb") or 0
     if used is not None and used < asked / 2:
         least = max(1, HOST_GB_PER_GPU * gpus, math.ceil(_ROOM * used))
         if least < asked:
             yield f"{used:.1f} GiB of {asked:g} GiB of memory used: `launch.mem_gb={least}`"
-    cores, load = int(launch.get("cpus_per_task") or 1), usage.mean("cpu_utilization_percentage")
+    cores = int(launch.get("cpus_per_task") or 1)
     if load is not None and load < 50:
         of_gpus = math.ceil(CORES_PER_GPU * gpus / int(launch.get("tasks_per_node") or 1))
         need = max(1, of_gpus, math.ceil(_ROOM * load / 100 * cores))
@@ -46,21 +47,6 @@ def _too_much(usage: Usage, launch: Mapping[str, Any], minutes: float | None) ->
             )
 
 
-def figures(
-    usage: Usage, launch: Mapping[str, Any], minutes: float | None
-) -> dict[str, float | None]:
-    """Return the figures of a job by the names of the rules of a site."""
-    used, load = usage.host_gib(), usage.mean("cpu_utilization_percentage")
-    limit = launch.get("time_min")
-    return {
-        "idle_job": usage.idle_minutes(),
-        "idle_gpus": usage.idle_part(),
-        "cores": 100 / load if load else None,
-        "memory": (launch.get("mem_gb") or 0) / used if used else None,
-        "time_limit": limit / minutes if minutes and isinstance(limit, int) else None,
-    }
-
-
 def of_job(
     usage: Usage, launch: Mapping[str, Any], rules: str | None, minutes: float | None
 ) -> tuple[list[str], list[str]]:
@@ -68,11 +54,20 @@ def of_job(
 
     `minutes` is how long it took; None if that says nothing.
     """
+    used, load = usage.host_gib(), usage.mean("cpu_utilization_percentage")
+    limit = launch.get("time_min")
+    known = {
+        "idle_job": usage.idle_minutes(),
+        "idle_gpus": usage.idle_part(),
+        "cores": 100 / load if load else None,
+        "memory": (launch.get("mem_gb") or 0) / used if used else None,
+        "time_limit": limit / minutes if minutes and isinstance(limit, int) else None,
+    }
     try:
-        said = [*site_rules.broken(site_rules.read(rules), figures(usage, launch, minutes))]
+        said = [*site_rules.broken(site_rules.read(rules), known)]
     except ConfigError as error:
         return [str(error)], []
-    return said, [*_too_much(usage, launch, minutes)]
+    return said, [*_too_much(launch, used, load, minutes)]
 
 
 def unused(run: Path) -> str:

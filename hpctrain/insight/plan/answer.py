@@ -9,6 +9,7 @@ from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.insight.estimates.hardware import Hardware, of_section
+from hpctrain.insight.flops.flops import COUNTED
 from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
@@ -90,7 +91,7 @@ class Answer:
         found: dict[str, Any] = {
             "kind": "all figures but the parameters are estimates",
             "budget": estimator.budget.text,
-            "flops": flops.convention if flops else "unknown",
+            "flops": COUNTED if flops else "unknown",
             "activations": "measured with tensors without memory"
             if estimator.activations["none"].exact
             else "unknown: the model can be called only with values, so they are left out",

@@ -143,7 +143,7 @@ class Estimator:
     def of_training(cls, training: Config, task: Any, sample: Batch) -> Self:
         """Return that of its model; a ConfigError if the task or the sample do not fit."""
         blocks = training.parallel.blocks
-        build = build_of(training.model, training.train.lora, training.optimizer, blocks)
+        build = build_of(training)
         model = build_on_meta(build)
         check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
         with explained("plan: the model"):

@@ -7,8 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omegaconf import OmegaConf
@@ -16,9 +14,8 @@ from omegaconf import OmegaConf
 from hpctrain.base.errors import ConfigError, LaunchError, NodeError
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
-from hpctrain.cluster.slurm import queue, sbatch
+from hpctrain.cluster.slurm import queue
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
-from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
@@ -83,18 +80,17 @@ def main(argv: list[str]) -> int:
     config, here = settings([*options.overrides, *count], options.config_dir)
     host, figures = socket.gethostname(), _Figures()
     if options.nodes is None:
-        where = config.output_dir, config.data.path, config.tracking
-        start = partial(_start, JobRequest.of(config))
-        of_scheduler = login.slurm(config.launch, config.site, start)
-        policed = config.site.rules, config.monitor.idle_minutes
-        places = {host: [*login.checked(*where, of_scheduler, *policed)]}
+        sections = config.data.path, config.tracking, config.monitor.idle_minutes
+        places = {host: [*login.checked(JobRequest.of(config), *sections)]}
     else:
         launch = config.launch
         launch.time_min = min(launch.time_min, _TIME_MIN)
         if config.name == Config().name:
             config.name = "doctor"
-        sections = launch, config.parallel, config.network, config.data
-        asked = Expectation(*sections, config.output_dir, JobRequest.of(config).mixed)
+        asked = Expectation(
+            *(launch, config.parallel, config.network, config.data),
+            *(config.output_dir, JobRequest.of(config).mixed),
+        )
         places, figures = _nodes(asked, lambda call: function.submit(config, [call], here)[0])
     result = worst(finding for found in places.values() for finding in found)
     if options.json:
@@ -130,12 +126,6 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
         config.data.path = ""
     validate_job(config, sections)
     return config, here
-
-
-def _start(job: JobRequest) -> str:
-    """Return when Slurm expects such a job to start."""
-    script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
-    return sbatch.expected_start(script, job)
 
 
 def _nodes(

@@ -62,7 +62,7 @@ def check_nodes(
     from hpctrain.insight.doctor.probe import Expectation
 
     begin = time.monotonic()
-    asked = Expectation.of(job, parallel, network, data)
+    asked = Expectation(job.launch, parallel, network, data, job.output_dir, job.mixed)
     places = checked(asked, ranks, device, full=mode == "full")
     bad = _remember(job.output_dir, ranks, places) if ranks.is_main else []
     if ranks.is_main:
@@ -132,7 +132,7 @@ def checked(asked: Expectation, ranks: RankInfo, device: torch.device, *, full: 
     from hpctrain.insight.doctor.measures import node_job
     from hpctrain.insight.doctor.probe import Probe, probe
 
-    seen = probe(asked, ranks, node_job.visible_gpus(asked.device), disks=full)
+    seen = probe(asked, ranks, node_job.visible_gpus(asked.parallel.device), disks=full)
     seen = node_job.measured(ranks, device, seen) if full else seen
     looks = [Probe.of_json(each) for each in objects.all_gather(asdict(seen))]
     return comparison.compared(looks, mixed=asked.mixed)

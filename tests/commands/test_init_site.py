@@ -12,8 +12,8 @@ import yaml
 from hpctrain.base.files.yaml_file import read
 from hpctrain.cluster.slurm import node_kinds, release
 from hpctrain.errors import ConfigError, LaunchError
-from hpctrain.insight.site import accounts, init_site, misfits, site_file, surroundings
-from hpctrain.insight.site.choices import Questions, SiteFacts
+from hpctrain.insight.site import init_site, site_file, surroundings
+from hpctrain.insight.site.choices import SiteFacts
 from tests.conftest import ROOT
 
 SITES, ODD = (
@@ -67,15 +67,15 @@ class Cluster:
     def seen(self) -> SiteFacts:
         return SiteFacts(
             node_kinds.kinds(),
-            accounts.associations(),
+            surroundings.associations(),
             self.home,
             self.site.get("env", {}),
             self.net,
         )
 
-    def written(self, questions: Questions | None = None) -> str:
-        given = self.site.get("given", {})
-        return init_site.written(self.seen(), questions or Questions(given))
+    def written(self, given: dict[str, str] | None = None) -> str:
+        own = self.site.get("given", {})
+        return init_site.written(self.seen(), own if given is None else given)
 
 
 @pytest.fixture
@@ -104,33 +104,27 @@ def test_a_published_site_comes_out_like_its_profile(
     elif name == "perlmutter":
         published = published.replace("task=32", "task=16")  # cores, not threads
     assert published in file.read_text()
-    assert list(misfits.found(made, cluster.seen())) == []
+    assert list(site_file.misfits(made, cluster.seen())) == []
 
 
 @pytest.mark.usefixtures("no_modules")
 def test_each_line_says_where_it_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written(Questions({}))
+    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written({})
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if re.match(r"\w+:", line):
             assert lines[number - 1].startswith("#"), line
-    assert "not known: nobody was asked (there is m1234, m1234_g)\naccount: null\n" in text
+    assert "not known: give account=NAME (there is m1234, m1234_g)\naccount: null\n" in text
     assert (
         "sbatch refuses gpu_ss11: the site chooses it by the other keys\npartition: null\n" in text
     )
 
 
 @pytest.mark.usefixtures("no_modules")
-def test_what_cannot_be_read_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def answer(key: str, options: list[str]) -> str:
-        asked.append(key)
-        return {"account": "m1234_g", "qos": "regular"}.get(key, "")
-
-    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written(Questions({}, answer))
-    assert asked == ["account", "qos"]
-    assert "sacctmgr lists 2 for you: you have chosen it\naccount: m1234_g\n" in text
+def test_what_was_given_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(SITES["perlmutter"], tmp_path, monkeypatch)
+    text = cluster.written({"account": "m1234_g", "qos": "regular"})
+    assert "sacctmgr lists 2 for you: you have said so\naccount: m1234_g\n" in text
 
 
 @pytest.mark.usefixtures("no_modules")
@@ -175,20 +169,20 @@ def test_what_no_longer_fits_is_named(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(surroundings, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
-    monkeypatch.setattr(misfits, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
+    monkeypatch.setattr(site_file, "available_modules", lambda: ["cuda/12.4", "gcc/13"])
     refuses = {"refuses": {"--mem-per-cpu": "memory comes with the cores"}}
     cluster = Cluster(SITES["daint"] | refuses, tmp_path, monkeypatch)
     file = tmp_path / "site.yaml"
     file.write_text(f"{line}\n")
     assert init_site._check(file, cluster.seen()) == 2
     assert words in capsys.readouterr().out
-    assert len([*misfits.found(site_file.read(file), cluster.seen())]) == 1
+    assert len([*site_file.misfits(site_file.read(file), cluster.seen())]) == 1
 
 
 def test_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(SITES["delta"], tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"init-site gpu=v100: there is nvidia_a100, nvidia_a40"):
-        cluster.written(Questions({"account": "abcd-delta-gpu", "gpu": "v100"}))
+        cluster.written({"account": "abcd-delta-gpu", "gpu": "v100"})
     with pytest.raises(ConfigError, match=r"init-site time=3: give KEY=VALUE, with one of account"):
         init_site.main(["time=3"])
     (tmp_path / "mine.yaml").write_text("partion: gpu\n")

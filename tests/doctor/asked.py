@@ -7,4 +7,6 @@ from hpctrain.insight.doctor.probe import Expectation
 
 def expected_of(config: Config) -> Expectation:
     """Return what a job of this config asks of its nodes."""
-    return Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
+    job = JobRequest.of(config)
+    sections = job.launch, config.parallel, config.network, config.data
+    return Expectation(*sections, job.output_dir, job.mixed)

@@ -72,7 +72,7 @@ def test_what_infiniband_needs_matters_only_to_nccl_between_nodes(
 
     def verdicts(ranks: RankInfo, gpus: list[str], backend: str = "auto") -> list[str]:
         asked = expected_of(Config(output_dir=str(here)))
-        asked = replace(asked, backend=backend)
+        asked = replace(asked, parallel=replace(asked.parallel, backend=backend))
         found = probe(asked, ranks, gpus, disks=False, library=Nvidia(nvml)).findings
         names = "locked memory (ulimit -l)", "InfiniBand library"
         return [one.result for one in found if one.check in names]

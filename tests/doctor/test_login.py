@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from hpctrain.config.job_request import JobRequest
 from hpctrain.errors import ConfigError
 from hpctrain.insight.doctor import login
 from hpctrain.insight.doctor.checks import file_systems
@@ -23,8 +24,9 @@ def test_what_slurm_would_do_with_the_job(monkeypatch: pytest.MonkeyPatch, tmp_p
 
     def found(beyond: str, start: str) -> list[str]:
         monkeypatch.setattr(login, "beyond_partition", lambda launch, partition: beyond)
+        monkeypatch.setattr(login.sbatch, "expected_start", lambda script, job: start)
         limit = next(login._partition(config.launch, config.site))
-        return [each.result for each in (limit, login._job(lambda: start))]
+        return [each.result for each in (limit, login._job(JobRequest.of(config)))]
 
     assert found("", "to start at 2026-01-01T00:00:00 on nodes n1") == ["pass", "pass"]
     assert found("the partition allows 120 minutes", "not now, it will wait") == ["fail", "warn"]

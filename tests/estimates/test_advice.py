@@ -14,7 +14,6 @@ from hpctrain.insight.estimates.advice import changed, cures, table
 from hpctrain.insight.estimates.hardware import Hardware, load
 from hpctrain.insight.plan.inspecting.sample_shape import of_shape
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import planned_of
 from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.tasks import LanguageModel
 from tests.conftest import ROOT
@@ -105,12 +104,12 @@ def base(composer: Composer) -> dict[str, Config]:
 @pytest.fixture(scope="module")
 def estimator(base: dict[str, Config]) -> Estimator:
     task = LanguageModel()
-    return Estimator.of_training(planned_of(base["ddp"]), task, of_shape(task, (1025,)))
+    return Estimator.of_training(base["ddp"], task, of_shape(task, (1025,)))
 
 
 def figures(estimator: Estimator, config: Config, hardware: Hardware) -> dict[str, float]:
     """Return what plan says of a config, by the names of `Cure.lowers`."""
-    found = estimator.of(Layout(planned_of(config), int(config.launch.nodes), ()), hardware)
+    found = estimator.of(Layout(config, int(config.launch.nodes), ()), hardware)
     assert found.time is not None
     batch = config.train.global_batch_size
     times = {"comm_s": found.time.comm_s, "step_s": found.time.step_s}

@@ -7,13 +7,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from hpctrain.insight.flops.flops import (
-    COUNTED,
-    count_flops,
-    flops_of_training,
-    meta_batch,
-    tokens_of,
-)
+from hpctrain.insight.flops.flops import count_flops, flops_of_training, meta_batch, tokens_of
 from hpctrain.insight.flops.identical_blocks import alike
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel
@@ -28,7 +22,6 @@ def tokens(length: int) -> dict[str, torch.Tensor]:
 def test_a_transformer_has_the_flops_of_the_formula() -> None:
     flops = flops_of_training(small, LanguageModel(), tokens(33))
     assert flops is not None
-    assert flops.convention == COUNTED
     assert flops.tokens == 32
     norms = 13 * 32  # parameters that PaLM's formula counts, though they are in no matrix product
     assert flops.training == 32 * (small().flops_per_token(32) - 6 * norms)
@@ -87,5 +80,4 @@ def test_experts_are_counted_as_if_all_were_used_evenly() -> None:
     build = partial(small, experts=4)
     flops = flops_of_training(build, LanguageModel(), tokens(33))
     assert flops is not None
-    assert flops.convention == COUNTED
     assert flops.training == 32 * (small(experts=4).flops_per_token(32) - 6 * 13 * 32)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hpctrain.config.schema import MonitorConfig
-from hpctrain.insight.monitor import process
+from hpctrain.insight.monitor import process, sensors
 from hpctrain.tracking import samples
 from tests.conftest import Completed, run_json, runs
 
@@ -67,7 +67,7 @@ def test_an_attempt_reads_no_gpus_of_the_one_before(
         return SimpleNamespace(facts={}, read=dict)
 
     monkeypatch.setattr(process, "_start", lambda *_: None)
-    monkeypatch.setattr(process, "Gpus", gpus)
+    monkeypatch.setattr(sensors, "Gpus", gpus)
     ours = process.MonitorSettings(MonitorConfig(), os.getpid(), 2)
     for attempt in (["GPU-a", "GPU-b"], ["GPU-c", "GPU-a"], [None, "GPU-d"]):
         for rank, uuid in enumerate(attempt):

@@ -25,7 +25,6 @@ from hpctrain.insight.estimates.hardware import of_section
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import planned_of
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel, on_part
@@ -132,7 +131,7 @@ def predicted(case: Case) -> RankMemory:
     dtype = torch.bfloat16 if case.compute == "bf16" else None
     activations = MeasuredActivations(build, task, sample, dtype)
     memory = MemoryModel(model, facts_of(model, task, sample), activations)
-    return memory.of(Layout(planned_of(config), 1, ()), of_section({}))
+    return memory.of(Layout(config, 1, ()), of_section({}))
 
 
 def _adapted(build: Callable[[], Any], config: Config) -> nn.Module:

@@ -34,7 +34,6 @@ from hpctrain.insight.estimates.hardware import Hardware, load
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import planned_of
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.tasks import Classification, LanguageModel
@@ -314,7 +313,7 @@ def predicted(run: Run, efficiencies: Efficiencies | None = None) -> StepTime:
         )
         mean = (one.step_s + two.step_s) / 2
         return replace(one, step_s=mean, mfu=one.mfu * one.step_s / mean)
-    layout, known = Layout(planned_of(run.config), run.gpus // run.per_node, ()), of_run(run)
+    layout, known = Layout(run.config, run.gpus // run.per_node, ()), of_run(run)
     activations, used = known.measured(run.compute)["none"], efficiencies or Efficiencies()
     time = step_time(layout, known.facts, activations, run.machine, used)
     assert time is not None
@@ -352,7 +351,7 @@ def memory_of(run: Run) -> float:
     config = run.config
     if config.train.lora.quantize:  # is refused with train.compile, which needs no other memory
         config = replace(config, train=replace(config.train, compile="off"))
-    found = memory.of(Layout(planned_of(config), run.gpus // run.per_node, ()), run.machine)
+    found = memory.of(Layout(config, run.gpus // run.per_node, ()), run.machine)
     left_out = found.allowance if source.memory == "allocated" else CONTEXT_BYTES
     return (found.total - left_out) / 2**30
 

@@ -18,12 +18,12 @@ from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError, HpctrainError
 from hpctrain.insight.estimates.hardware import load
+from hpctrain.insight.plan.budget import Budget, budget_of
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import memory_of
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.plan_command import main, planned_of
-from hpctrain.insight.plan.planned import Budget, budget_of
+from hpctrain.insight.plan.plan_command import main
 from hpctrain.insight.plan.predicting.timing import gather_s, link_of
 from hpctrain.tasks import LanguageModel
 
@@ -68,8 +68,8 @@ def test_the_layout_of_the_command_line(
     assert others[0]["overrides"][:2] == ["launch.nodes=1", "launch.tasks_per_node=8"]
     for entry in others:  # the ready command line is the layout
         config = composer.typed(["experiment=digits", *named[:2], *entry["overrides"]])
-        assert Layout(planned_of(config), 1, ()).ranks == 8
-        assert Layout(planned_of(config), 1, ()).kind == entry["layout"]
+        assert Layout(config, 1, ()).ranks == 8
+        assert Layout(config, 1, ()).kind == entry["layout"]
     # What was compared with nothing published stands where it would with steps 15 % longer.
     assert {entry["compared"] for entry in others} == {True, False}
     steps = [entry["step_s"] * (1 if entry["compared"] else 1.15) for entry in others]

@@ -12,7 +12,6 @@ from hpctrain.insight.estimates.hardware import load
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, facts_of
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import planned_of
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
 from hpctrain.models import ConvNet, Transformer
 from hpctrain.tasks import Classification, LanguageModel
@@ -37,9 +36,7 @@ def _time(facts: ModelFacts, compute: str = "bf16", **parallel: Any) -> StepTime
     for name, value in parallel.items():
         setattr(config.parallel, name, value)
     nothing = Activations(0, 0, 0, 0)
-    found = step_time(
-        Layout(planned_of(config), 1, ()), facts, nothing, load("h100_sxm"), Efficiencies()
-    )
+    found = step_time(Layout(config, 1, ()), facts, nothing, load("h100_sxm"), Efficiencies())
     assert found is not None
     return found
 
@@ -136,7 +133,7 @@ def test_adapters_send_only_their_own_gradients() -> None:
     config.precision.compute, config.train.global_batch_size = "bf16", 64
     config.launch.tasks_per_node = 8
     config.parallel.dp_replicate, config.parallel.dp_shard = -1, 1
-    layout, nothing = Layout(planned_of(config), 1, ()), Activations(0, 0, 0, 0)
+    layout, nothing = Layout(config, 1, ()), Activations(0, 0, 0, 0)
     times = [
         step_time(layout, each, nothing, load("h100_sxm"), Efficiencies())
         for each in (facts, replace(facts, trainable=facts.trainable // 100))

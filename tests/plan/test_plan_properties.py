@@ -21,7 +21,7 @@ from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredAc
 from hpctrain.insight.plan.inspecting.model_facts import facts_of
 from hpctrain.insight.plan.inspecting.sample_shape import sample_of
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.plan_command import main, planned_of
+from hpctrain.insight.plan.plan_command import main
 from hpctrain.insight.plan.predicting.estimator import Estimator
 from hpctrain.models import Transformer
 from hpctrain.tasks import Classification, LanguageModel, Regression
@@ -56,7 +56,7 @@ def layout(batch: int, ranks: int = 1, **keys: Any) -> Layout:
     for key, value in keys.items():
         section, name = key.rsplit("__", 1)
         setattr(attrgetter(section.replace("__", "."))(config), name, value)
-    return Layout(planned_of(config), 1, ())
+    return Layout(config, 1, ())
 
 
 def test_activations_grow_with_the_micro_batch_alone(estimator: Estimator) -> None:

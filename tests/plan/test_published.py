@@ -7,7 +7,6 @@ from hpctrain.config.schema import Config
 from hpctrain.insight.plan.layouts import Layout
 from hpctrain.insight.plan.memory import memory_of
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.plan_command import planned_of
 from hpctrain.insight.plan.predicting import accuracy
 from tests.plan.published import SOURCES, runs
 from tests.plan.published_page import (
@@ -42,7 +41,7 @@ def test_the_page_and_the_product_state_the_errors_of_the_rows() -> None:
 
 def test_layouts_without_a_mark_have_what_published_runs_of_referees_had() -> None:
     found = [
-        accuracy.parts_of(Layout(planned_of(run.config), run.config.launch.nodes, ()))
+        accuracy.parts_of(Layout(run.config, run.config.launch.nodes, ()))
         for run in runs()
         # Those without flash attention count here: their layouts are the same.
         if not (run.refused or run.apart not in ("", "old") or run.calibrates)

@@ -103,9 +103,9 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
         each |= {"launcher": "slurm", "job_id": "7_1"}
     (resumed / "run.json").write_text(json.dumps(record))
     booked = [
-        Allocation(BEGIN - 90, BEGIN - 30, BEGIN - 20, "NODE_FAIL", 1),  # nothing has begun
-        Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 46, "REQUEUED", 1),
-        Allocation(BEGIN + 46, BEGIN + 48, BEGIN + 77, "COMPLETED", 1),
+        Allocation(BEGIN - 90, BEGIN - 30, BEGIN - 20, "NODE_FAIL"),  # nothing has begun
+        Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 46, "REQUEUED"),
+        Allocation(BEGIN + 46, BEGIN + 48, BEGIN + 77, "COMPLETED"),
     ]
     monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": booked})
     found = account(resumed)
@@ -120,7 +120,7 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
     assert account(resumed).time["allocated"] == pytest.approx(42 + 25)
     RunDir(resumed).update(submission=None)
     # In one job, a person or the batch script has started the second attempt.
-    whole = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 77, "COMPLETED", 1)
+    whole = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 77, "COMPLETED")
     monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [whole]})
     for state, expected in {"failed": (8, 5), "interrupted": (0, 13)}.items():
         record["attempts"][0] |= {"state": state}
@@ -128,7 +128,7 @@ def test_slurm_adds_the_queue_and_the_time_around_the_program(
         time = account(resumed).time
         assert (time["idle"], time["restart"]) == expected
     # A run that shares its job does not pay for the others.
-    long = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 7000, "COMPLETED", 1)
+    long = Allocation(BEGIN - 20, BEGIN - 4, BEGIN + 7000, "COMPLETED")
     monkeypatch.setattr(run_account, "allocations", lambda jobs: {"7_1": [booked[0], long]})
     record["submission"] = {"script": "/job.sh", "task": 1, "pack": 4}
     (resumed / "run.json").write_text(json.dumps(record))

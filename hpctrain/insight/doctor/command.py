@@ -7,8 +7,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from functools import partial
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from omegaconf import OmegaConf
@@ -16,12 +14,11 @@ from omegaconf import OmegaConf
 from hpctrain.base.errors import ConfigError, LaunchError, NodeError
 from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
-from hpctrain.cluster.slurm import queue, sbatch
+from hpctrain.cluster.slurm import queue
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
-from hpctrain.cluster.slurm.script import sbatch_script
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config, LaunchConfig
+from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
 from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
@@ -83,21 +80,18 @@ def main(argv: list[str]) -> int:
     config, here = settings([*options.overrides, *count], options.config_dir)
     host, figures = socket.gethostname(), _Figures()
     if options.nodes is None:
-        where = config.output_dir, config.data.path, config.tracking
-        start = partial(_start, JobRequest.of(config))
-        of_scheduler = login.slurm(config.launch, config.site, start)
-        policed = config.site.rules, config.monitor.idle_minutes
-        places = {host: [*login.checked(*where, of_scheduler, *policed)]}
+        sections = config.data.path, config.tracking, config.monitor.idle_minutes
+        places = {host: [*login.checked(JobRequest.of(config), *sections)]}
     else:
         launch = config.launch
         launch.time_min = min(launch.time_min, _TIME_MIN)
         if config.name == Config().name:
             config.name = "doctor"
-        asked = Expectation.of(JobRequest.of(config), config.parallel, config.network, config.data)
-        folder = folder_of(config.output_dir)
-        places, figures = _nodes(
-            asked, folder, launch, lambda call: function.submit(config, [call], here)[0]
+        asked = Expectation(
+            *(launch, config.parallel, config.network, config.data),
+            *(config.output_dir, JobRequest.of(config).mixed),
         )
+        places, figures = _nodes(asked, lambda call: function.submit(config, [call], here)[0])
     result = worst(finding for found in places.values() for finding in found)
     if options.json:
         _print_json(result, places, figures)
@@ -134,22 +128,14 @@ def settings(overrides: Sequence[str], config_dir: str | None = None) -> tuple[C
     return config, here
 
 
-def _start(job: JobRequest) -> str:
-    """Return when Slurm expects such a job to start."""
-    script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
-    return sbatch.expected_start(script, job)
-
-
 def _nodes(
-    asked: Expectation,
-    folder: Path,
-    launch: LaunchConfig,
-    submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob],
+    asked: Expectation, submit: Callable[[Call], function.FunctionJob | function.LocalFunctionJob]
 ) -> tuple[Places, _Figures]:
     """Check nodes by one short job; return the findings and the figures of each host.
 
     A refused job, or one that has ended without any answer, is a LaunchError.
     """
+    folder, launch = folder_of(asked.output_dir), asked.launch
     folder.mkdir(parents=True, exist_ok=True)
     # The ranks leave the secret here by which they know each other.
     with TemporaryDirectory(dir=folder, prefix="ranks-", ignore_cleanup_errors=True) as meeting:

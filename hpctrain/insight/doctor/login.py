@@ -1,13 +1,15 @@
 """All checks of a login node: versions, Slurm, storage, and the MLflow store."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from hpctrain.base.errors import ConfigError, HpctrainError, TrackingError
 from hpctrain.cluster.slurm import excluded_hosts, release, sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError, ask
+from hpctrain.cluster.slurm.script import sbatch_script
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import LaunchConfig, SiteConfig, TrackingConfig
 from hpctrain.insight.doctor.checks import file_systems, installed
 from hpctrain.insight.doctor.finding import Finding, bad, good, judged, unknown
@@ -16,21 +18,16 @@ from hpctrain.tracking import store
 
 
 def checked(
-    output_dir: str,
-    data: str,
-    tracking: TrackingConfig,
-    of_scheduler: Iterable[Finding],
-    rules: str | None = None,
-    idle_minutes: float = 0.0,
+    job: JobRequest, data: str, tracking: TrackingConfig, idle_minutes: float
 ) -> Iterator[Finding]:
     """Yield what is found here, on this host; `data` is "" if no data set is named."""
     yield from installed.checked()
-    yield from of_scheduler
-    yield from _rules(rules, idle_minutes)
-    yield from file_systems.checked("output_dir", Path(output_dir))
+    yield from slurm(job)
+    yield from _rules(job.site.rules, idle_minutes)
+    yield from file_systems.checked("output_dir", Path(job.output_dir))
     yield from _data(data)
     yield mlflow_store(tracking)
-    yield _excluded(output_dir)
+    yield _excluded(job.output_dir)
 
 
 def _rules(path: str | None, idle_minutes: float) -> Iterator[Finding]:
@@ -80,13 +77,8 @@ def mlflow_store(tracking: TrackingConfig) -> Finding:
     return judged("MLflow server", takes, f"{uri} {said}", check=check)
 
 
-def slurm(
-    launch: LaunchConfig, site: SiteConfig, start_of_job: Callable[[], str]
-) -> Iterator[Finding]:
-    """Check whether Slurm answers, and would run the jobs of this config.
-
-    `start_of_job` asks it when a job of the config would start.
-    """
+def slurm(job: JobRequest) -> Iterator[Finding]:
+    """Check whether Slurm answers, and would run such a job."""
     if not sbatch.available():
         yield unknown(
             "Slurm",
@@ -101,8 +93,8 @@ def slurm(
         return
     up = [line.strip() for line in answer.splitlines() if " is UP" in line]
     yield good("Slurm's controller", ", ".join([release.words() or "version unknown", *up]))
-    yield from _partition(launch, site)
-    yield _job(start_of_job)
+    yield from _partition(job.launch, job.site)
+    yield _job(job)
 
 
 def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
@@ -119,11 +111,12 @@ def _partition(launch: LaunchConfig, site: SiteConfig) -> Iterator[Finding]:
         yield good(check, ": ".join(filter(None, (found.name, found.why))))
 
 
-def _job(start_of_job: Callable[[], str]) -> Finding:
+def _job(job: JobRequest) -> Finding:
     """Ask Slurm whether it would run a job of this config."""
     check = "a job of this config"
     try:
-        start = start_of_job()
+        script = sbatch_script(job, Path(job.output_dir) / "doctor", 1, command="call")
+        start = sbatch.expected_start(script, job)
         return judged("start", not start.startswith("not now"), start, check=check)
     except UnreachableError as error:
         return unknown(check, str(error))

@@ -15,8 +15,7 @@ from typing import Any, Self
 from hpctrain.base.files.record import convert
 from hpctrain.base.processes.cgroup import cores
 from hpctrain.cluster.ranks.ranks import RankInfo, gpus_given
-from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import DataConfig, NetworkConfig, ParallelConfig
+from hpctrain.config.schema import DataConfig, LaunchConfig, NetworkConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import file_systems, gpu_health, installed, limits, network
 from hpctrain.insight.doctor.checks.gpu_health import OTHERS, GpuFacts
 from hpctrain.insight.doctor.finding import Finding, unknown
@@ -25,38 +24,14 @@ from hpctrain.insight.monitor.nvidia import Nvidia
 
 @dataclass(frozen=True)
 class Expectation:
-    """What a job asks for by keys of these names, and where it reads and writes, as JSON."""
+    """What a job asks for, and where it reads and writes: sections of its config."""
 
-    gpus_per_node: int
-    cpus_per_task: int
-    device: str
-    backend: str
-    interface: str | None
+    launch: LaunchConfig
+    parallel: ParallelConfig
+    network: NetworkConfig
+    data: DataConfig
     output_dir: str
-    scratch: str  # `data.stage_dir`, or the folder for temporary files
-    stages: bool  # the job cannot train without copies of the data in it
-    data: str  # "" if none is read
-    mixed: bool = False  # its nodes may differ
-    shared: bool = False  # others use its GPU, too
-
-    @classmethod
-    def of(
-        cls, job: JobRequest, parallel: ParallelConfig, network: NetworkConfig, data: DataConfig
-    ) -> Self:
-        """Return what a job with these sections asks for."""
-        return cls(
-            gpus_per_node=job.launch.gpus_per_node,
-            cpus_per_task=job.launch.cpus_per_task,
-            device=parallel.device,
-            backend=parallel.backend,
-            interface=network.interface,
-            output_dir=job.output_dir,
-            scratch=data.stage_dir or "",
-            stages=data.stage == "node" or "://" in data.path,
-            data=data.path,
-            mixed=job.mixed,
-            shared=job.launch.gpus_per_run is not None,
-        )
+    mixed: bool  # its nodes may differ
 
 
 @dataclass(frozen=True)
@@ -96,11 +71,11 @@ def probe(
     own = own_gpus(uuids, ranks)
     alone = len(uuids) == 1 < ranks.local_world_size  # the rank's GPU is 0 to itself
     first = ranks.local_rank if alone else min(own, default=0)
-    nccl = bool(uuids) and asked.backend != "gloo" and ranks.world_size > 1
+    nccl = bool(uuids) and asked.parallel.backend != "gloo" and ranks.world_size > 1
     gpus, findings = gpu_health.checked([uuids[each] for each in own], first, library, nccl=nccl)
-    if asked.shared:
+    if asked.launch.gpus_per_run is not None:  # others use its GPU, too
         findings = [one for one in findings if not one.check.endswith(OTHERS)]
-    findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.cpus_per_task))
+    findings.append(limits.cpus(len(os.sched_getaffinity(0)), cores(), asked.launch.cpus_per_task))
     if ranks.local_rank == 0:
         findings += _of_node(asked, ranks, uuids, disks, nccl)
     versions: dict[str, str] = {}
@@ -114,7 +89,7 @@ def probe(
         gpus,
         findings,
         uuids=uuids,
-        gpus_given=0 if asked.device == "cpu" else gpus_given(asked.gpus_per_node),
+        gpus_given=0 if asked.parallel.device == "cpu" else gpus_given(asked.launch.gpus_per_node),
         peers=ranks.local_world_size,
     )
 
@@ -135,12 +110,14 @@ def _of_node(
         by_infiniband = found.result == "pass"
     yield from limits.checked(ranks.local_world_size if uuids else 0, by_infiniband)
     yield network.host_name(ranks)
-    yield from network.interface(asked.interface, nccl)
-    if asked.device == "cpu" and gpus_given(asked.gpus_per_node):
+    yield from network.interface(asked.network.interface, nccl)
+    if asked.parallel.device == "cpu" and gpus_given(asked.launch.gpus_per_node):
         yield unknown("GPUs", "parallel.device=cpu: they are not looked at")
     yield from file_systems.checked("output_dir", Path(asked.output_dir), write=disks)
-    scratch = Path(asked.scratch or os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir())
-    for one in file_systems.checked("scratch", scratch, write=disks):
-        yield one if asked.stages or one.result != "fail" else replace(one, result="warn")
-    if asked.data and "://" not in asked.data:
-        yield file_systems.readable(Path(asked.data))
+    data, temporary = asked.data, os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
+    # The job cannot train without copies of the data there.
+    stages = data.stage == "node" or "://" in data.path
+    for one in file_systems.checked("scratch", Path(data.stage_dir or temporary), write=disks):
+        yield one if stages or one.result != "fail" else replace(one, result="warn")
+    if data.path and "://" not in data.path:
+        yield file_systems.readable(Path(data.path))

@@ -54,7 +54,6 @@ class Flops:
     forward: int  # of the forward pass and the loss
     training: int  # of the forward and the backward pass
     tokens: int  # the tokens of a sample; 0 if the model's input is no integers
-    convention: str = COUNTED  # how they were counted, for a reader
 
 
 def flops_of_training(build: Build, task: Task, batch: Batch) -> Flops | None:
@@ -230,7 +229,7 @@ def _count(build: Build, task: Task, batch: Batch) -> int | None:
     if needed is None:
         log.info("no MFU: the FLOPs of this model cannot be counted")
         return None
-    log.info("FLOPs of a sample: %.4g (%s)", needed.training, needed.convention)
+    log.info("FLOPs of a sample: %.4g (%s)", needed.training, COUNTED)
     return needed.training
 
 

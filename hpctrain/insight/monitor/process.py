@@ -30,7 +30,6 @@ from hpctrain.base.processes import child
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.schema import MonitorConfig
 from hpctrain.insight.monitor.cgroup import JobCgroup
-from hpctrain.insight.monitor.sensors import Gpus, Sensors
 from hpctrain.runs.state import stop_request
 from hpctrain.tracking import samples
 
@@ -104,12 +103,9 @@ class _Monitor:
         self._energy = {k: v for k, v in self._writer.last.items() if k.endswith("_energy_joules")}
         window = math.ceil(60 * config.idle_minutes / config.every_s - 1e-6)
         self._idle = Idle(window)
-        self._uuids: list[str] = []
-        self._known = {"kernel": platform.release()}
-        with suppress(OSError):
-            self._writer.write(self._started, facts=self._known)
         self._job = JobCgroup(job.pid)
-        self._sensors = Sensors(self._job, Gpus([]))
+        with suppress(OSError):
+            self._open([])
 
     def run(self) -> None:
         """Sample until standard input ends; the last sample is taken then."""
@@ -141,9 +137,15 @@ class _Monitor:
         named = (text_of(_gpu_file(self._run, self._node, each)).split() for each in ranks)
         uuids = list(dict.fromkeys(chain.from_iterable(named)))
         if uuids != self._uuids:
-            self._uuids, gpus = uuids, Gpus(uuids)
-            self._sensors = Sensors(self._job, gpus)
-            self._writer.write(time.time(), facts=self._known | gpus.facts)
+            self._open(uuids)
+
+    def _open(self, uuids: list[str]) -> None:
+        # A rank, which starts this process, imports no sensors.
+        from hpctrain.insight.monitor.sensors import Gpus, Sensors
+
+        self._uuids, gpus = uuids, Gpus(uuids)
+        self._sensors = Sensors(self._job, gpus)
+        self._writer.write(time.time(), facts={"kernel": platform.release(), **gpus.facts})
 
     def _trains(self) -> bool:
         """Return whether this attempt has made its second step: compiling is over by then."""
@@ -178,24 +180,18 @@ def monitored(
         return
     with suppress(OSError):
         samples.folder(run_dir).mkdir(exist_ok=True)
-        _name_gpus(_gpu_file(run_dir, socket.gethostname(), ranks.local_rank), uuids)
+        # In the place of those of an attempt before, which are another job's GPUs by now.
+        file = _gpu_file(run_dir, socket.gethostname(), ranks.local_rank)
+        if uuids:
+            write_atomically(file, "\n".join(uuids) + "\n", sync=False)
+        else:
+            file.unlink(missing_ok=True)
     process = _start(config, run_dir, ranks) if ranks.local_rank == 0 else None
     try:
         yield
     finally:
         if process is not None:
             process.end(_END_S)
-
-
-def _name_gpus(file: Path, uuids: Sequence[str]) -> None:
-    """Write the UUIDs of a rank, in the place of those of an attempt before.
-
-    That one may have had other GPUs of this node, which are another job's by now.
-    """
-    if uuids:
-        write_atomically(file, "\n".join(uuids) + "\n", sync=False)
-    else:
-        file.unlink(missing_ok=True)
 
 
 def _start(config: MonitorConfig, run_dir: Path, ranks: RankInfo) -> child.Child | None:

@@ -5,9 +5,12 @@ from typing import Any
 
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.units import GIB
+from hpctrain.config.schema import Config
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.distributed.devices import CONTEXT_BYTES
 from hpctrain.insight.estimates.hardware import Hardware, of_section
+from hpctrain.insight.flops.flops import COUNTED
+from hpctrain.insight.plan.budget import budget_of
 from hpctrain.insight.plan.inspecting.sample_shape import (
     of_data,
     of_shape,
@@ -16,8 +19,7 @@ from hpctrain.insight.plan.inspecting.sample_shape import (
 )
 from hpctrain.insight.plan.layouts import of_command_line
 from hpctrain.insight.plan.memory import margin_of
-from hpctrain.insight.plan.planned import PlannedTraining, budget_of
-from hpctrain.insight.plan.predicting.accuracy import accuracy, memory_accuracy
+from hpctrain.insight.plan.predicting.accuracy import accuracy
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator, uncompared_line
 from hpctrain.insight.plan.predicting.rank_memory import GAPS
 from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, sizes_of, smallest
@@ -27,7 +29,7 @@ from hpctrain.insight.plan.ranking import Kind, Ranking, by_cost, on, rank, size
 class Query:
     """What the command line asks for."""
 
-    training: PlannedTraining
+    training: Config
     hardware: Hardware | None
     nodes: list[int] | None  # None leaves the numbers open
     shape: str | None  # of `--sample-shape`; None takes the data set's
@@ -89,7 +91,7 @@ class Answer:
         found: dict[str, Any] = {
             "kind": "all figures but the parameters are estimates",
             "budget": estimator.budget.text,
-            "flops": flops.convention if flops else "unknown",
+            "flops": COUNTED if flops else "unknown",
             "activations": "measured with tensors without memory"
             if estimator.activations["none"].exact
             else "unknown: the model can be called only with values, so they are left out",
@@ -105,8 +107,7 @@ class Answer:
                 "efficiencies": str(estimator.efficiencies.on(hardware)),
             }
             found["unknown"] = ", ".join(hardware.missing) or "nothing of the hardware"
-            found["off published runs"] = accuracy(estimator.facts, training, hardware)
-            found["memory off published runs"] = memory_accuracy()
+            found |= accuracy(estimator.facts, training, hardware)
         every = [*self.layouts, *(kind.best for kind in self.kinds if kind.best)]
         if line := uncompared_line(every):
             found["* behind a layout"] = line

@@ -13,9 +13,9 @@ from typing import Any
 from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.batch_sizes import BatchSizes
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import TrainConfig
+from hpctrain.config.schema import Config, TrainConfig
+from hpctrain.config.validate import validate
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
-from hpctrain.insight.plan.planned import PlannedTraining
 
 _DEGREES = tuple(Degrees.__dataclass_fields__)
 _MOST_PARTS = 4096  # micro-batches of a share
@@ -25,7 +25,7 @@ _MOST_PARTS = 4096  # micro-batches of a share
 class Layout:
     """A training on its ranks."""
 
-    training: PlannedTraining  # with the degrees and batch sizes of the layout
+    training: Config  # with the degrees and batch sizes of the layout
     nodes: int
     overrides: tuple[str, ...]  # what to add to the command line
     named: bool = False  # whether it is the layout of the command line
@@ -74,19 +74,15 @@ class Layout:
         return _label(self.kind, self.ranks)
 
 
-def of_command_line(training: PlannedTraining, nodes: int) -> Layout:
+def of_command_line(training: Config, nodes: int) -> Layout:
     """Return the layout of a training itself; a ConfigError if its degrees do not fit its ranks."""
     layout = Layout(training, nodes, (), named=True)
-    training.check(training, layout.ranks)
+    validate(training, layout.ranks)
     return layout
 
 
 def layouts(
-    training: PlannedTraining,
-    nodes: int,
-    per_node: int,
-    facts: ModelFacts,
-    excluded: dict[str, str],
+    training: Config, nodes: int, per_node: int, facts: ModelFacts, excluded: dict[str, str]
 ) -> Iterator[list[Layout]]:
     """Yield the layouts of a number of ranks, by their degrees.
 
@@ -103,7 +99,7 @@ def layouts(
             for parts in _parts(training.train, degrees, nodes * per_node)
         ]
         try:
-            training.check(found[0].training, found[0].ranks)
+            validate(found[0].training, found[0].ranks)
         except ConfigError as error:
             # It is named as it was asked for, also where a degree that takes what is left is 1.
             kind = _kind(degrees, degrees.get("zero", 0), "offload" in degrees)
@@ -130,7 +126,8 @@ def _degrees(nodes: int, per_node: int, facts: ModelFacts) -> Iterator[dict[str,
         yield zero3 | {"tp": tp}
         if nodes > 1:
             yield hybrid | {"dp_shard": per_node // tp, "tp": tp}
-    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and facts.divides_by(cp)]
+    tokens = facts.tokens if facts.context else 0
+    cps = [cp for cp in (2, 4, 8) if ranks % cp == 0 and tokens and tokens % (2 * cp) == 0]
     eps = [ep for ep in (2, 4, 8, 16, 32, 64) if facts.experts and facts.experts % ep == 0]
     eps = [ep for ep in eps if ranks % ep == 0]
     narrow = inside[:-1][-1:]  # tensor parallel that leaves room for another dimension in a node
@@ -175,12 +172,7 @@ def _parts(train: TrainConfig, degrees: dict[str, int], ranks: int) -> list[int]
 
 
 def _layout(
-    training: PlannedTraining,
-    nodes: int,
-    per_node: int,
-    degrees: dict[str, int],
-    mode: str,
-    parts: int,
+    training: Config, nodes: int, per_node: int, degrees: dict[str, int], mode: str, parts: int
 ) -> Layout:
     sizes: dict[str, Any] = {"tp": 1, "pp": 1, "cp": 1, "ep": 1, "weights": None} | degrees
     fsdp = replace(training.parallel.fsdp, offload=bool(sizes.pop("offload", False)))
@@ -188,13 +180,13 @@ def _layout(
     batch: dict[str, Any] = {"accumulate": parts, "micro_batch_size": None}
     train = replace(training.train, activation_checkpointing=mode, **batch)
     launch = replace(training.launch, nodes=nodes, tasks_per_node=per_node)
-    if training.counts_gpus:
+    if launch.gpus_per_node or training.hardware.get("devices"):  # they go with the ranks
         launch.gpus_per_node = per_node
     changed = replace(training, parallel=parallel, train=train, launch=launch)
     return Layout(changed, nodes, _differences(training, changed))
 
 
-def _differences(training: PlannedTraining, changed: PlannedTraining) -> tuple[str, ...]:
+def _differences(training: Config, changed: Config) -> tuple[str, ...]:
     """Return the overrides that make the second training of the first."""
     names = (
         *("launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),

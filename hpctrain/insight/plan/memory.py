@@ -25,10 +25,15 @@ from dataclasses import dataclass, replace
 
 from hpctrain.base.units import ELEMENT_BYTES, GIB, readable
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import OptimizerConfig, ParallelConfig, PrecisionConfig, TrainConfig
+from hpctrain.config.schema import (
+    Config,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    TrainConfig,
+)
 from hpctrain.insight.estimates.advice import HOST_GB_PER_GPU
 from hpctrain.insight.plan.model_sizes import ModelSizes
-from hpctrain.insight.plan.planned import PlannedTraining
 
 # Predicted and measured peaks differ by 2 % as a rule (docs/plan.md), and what torch sees of a GPU
 # by 1 % between drivers.
@@ -52,13 +57,6 @@ class Memory:
     begin: int  # what is there beside `base` and the activations when the backward pass begins
     end: int  # what is there beside `base` and the first block's work when it ends
 
-    def peak_with(self, activations: int, working: int) -> int:
-        """Return the largest sum of a step in bytes, with those of all activations.
-
-        Activations are there in full when the backward pass begins, and all gradients when it ends.
-        """
-        return max(self.peak, self.base + self.begin + activations, self.base + self.end + working)
-
     def with_packed(self, packed: int, unpacked: int) -> Memory:
         """Return the bytes with those of packed weights, and of the one that is unpacked."""
         more = {"parameters": packed, "buffers": unpacked, "peak": packed + unpacked}
@@ -69,7 +67,7 @@ class Memory:
 def memory_of(
     sizes: ModelSizes,
     degrees: Degrees,
-    training: PlannedTraining,
+    training: Config,
     accumulate: int = 1,
     trained: ModelSizes | None = None,
 ) -> Memory:
@@ -87,11 +85,7 @@ def by_fsdp(degrees: Degrees, parallel: ParallelConfig) -> bool:
 
 
 def _whole(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    training: PlannedTraining,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, count, learnt = training.parallel, sizes.count, trained.count
@@ -120,11 +114,7 @@ def _whole(
 
 
 def _divided(
-    sizes: ModelSizes,
-    trained: ModelSizes,
-    degrees: Degrees,
-    training: PlannedTraining,
-    accumulate: int,
+    sizes: ModelSizes, trained: ModelSizes, degrees: Degrees, training: Config, accumulate: int
 ) -> Memory:
     stored, computed, reduced = _formats(training.precision)
     parallel, offload = training.parallel, training.parallel.fsdp.offload
@@ -177,25 +167,10 @@ def _divided(
     )
 
 
-def stored_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element of the parameters."""
-    return ELEMENT_BYTES[precision.params]
-
-
-def computed_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element in which products are computed."""
-    return ELEMENT_BYTES[precision.compute]
-
-
-def reduced_bytes(precision: PrecisionConfig) -> int:
-    """Return the bytes of an element of gradients that are added over the ranks."""
-    return ELEMENT_BYTES[precision.reduce or precision.params]
-
-
 def _formats(precision: PrecisionConfig) -> tuple[int, int, int]:
     """Return the bytes of an element that is stored, that computes, and that is reduced."""
-    stored = stored_bytes(precision)
-    return stored, min(stored, computed_bytes(precision)), reduced_bytes(precision)
+    stored, computed = ELEMENT_BYTES[precision.params], ELEMENT_BYTES[precision.compute]
+    return stored, min(stored, computed), ELEMENT_BYTES[precision.reduce or precision.params]
 
 
 def _temporaries(optimizer: OptimizerConfig, parameters: int) -> int:

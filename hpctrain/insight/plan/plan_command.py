@@ -16,9 +16,8 @@ from hpctrain.config.composing.compose import compose
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.rules.own_loop import check_ours
 from hpctrain.config.schema import Config
-from hpctrain.config.validate import validate, validate_job
+from hpctrain.config.validate import validate_job
 from hpctrain.insight.estimates.hardware import known, load, of_section
-from hpctrain.insight.plan.planned import PlannedTraining
 
 # What decides a plan.
 _SECTIONS = ("launch", "train", "parallel", "precision", "optimizer", "checkpoint")
@@ -61,8 +60,7 @@ def main(argv: list[str]) -> int:
         per_node = tasks  # the command line or the config asks for it
     layout = any(name in _LAYOUT or name.startswith("parallel") for name in names)
     asked = Query(
-        *(planned_of(config), hardware, nodes, given.sample_shape, given.budget, layout),
-        per_node or 0,
+        *(config, hardware, nodes, given.sample_shape, given.budget, layout), per_node or 0
     )
     others = () if nodes is not None else (load(name, folders) for name in known(folders))
     with default_dtype(config.precision):
@@ -78,22 +76,6 @@ def main(argv: list[str]) -> int:
     else:
         printing.show(console, found, facts, trained)
     return {True: 0, False: _DOES_NOT_FIT, None: _UNKNOWN}[found.fits] if hardware else 0
-
-
-def planned_of(config: Config) -> PlannedTraining:
-    """Return what a plan needs of a config."""
-    return PlannedTraining(
-        *(config.model, config.task, config.data, config.optimizer, config.precision),
-        *(config.train, config.parallel, config.launch),
-        counts_gpus=bool(config.launch.gpus_per_node or config.hardware.get("devices")),
-        check=lambda one, ranks: validate(whole(config, one), ranks),
-    )
-
-
-def whole(config: Config, one: PlannedTraining) -> Config:
-    """Return a config with the sections of a layout."""
-    changed = replace(config, precision=one.precision, train=one.train)
-    return replace(changed, parallel=one.parallel, launch=one.launch)
 
 
 def _parser() -> argparse.ArgumentParser:

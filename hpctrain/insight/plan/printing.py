@@ -11,7 +11,7 @@ from rich.text import Text
 from hpctrain.base.terminal.console import Console, Table
 from hpctrain.base.units import duration, readable
 from hpctrain.insight.plan.answer import Answer
-from hpctrain.insight.plan.planned import number
+from hpctrain.insight.plan.budget import number
 from hpctrain.insight.plan.predicting.estimator import Estimate
 
 _MOST = 10  # rows of the table of layouts for each number of ranks
@@ -90,11 +90,12 @@ def _sentence(size: str, one: Estimate) -> str:
     found = f"{size} {fits}{' barely' * one.fit.tight} on {there}: each {one.fit.reason or room}"
     if one.time is None:
         return f"{found}; how long a step takes is unknown"
-    if one.hours is None:
+    bill = one.bill
+    if bill["hours"] is None:
         return f"{found}; a step takes {number(one.time.step_s)} s (--budget tells hours and cost)"
-    parts = [duration(3600 * one.hours), f"{number(one.gpu_hours)} GPU-hours"]
-    if price := one.hardware.price_per_hour:
-        parts.append(f"about {number(one.cost(price))} {price.currency}")
+    parts = [duration(3600 * bill["hours"]), f"{number(bill['gpu_hours'])} GPU-hours"]
+    if bill["currency"]:
+        parts.append(f"about {number(bill['cost'])} {bill['currency']}")
     return f"{found}; {one.budget.text} take {', '.join(parts)}"
 
 

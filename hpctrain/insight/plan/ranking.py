@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import NamedTuple
 
 from hpctrain.base.errors import ConfigError
+from hpctrain.config.schema import Config
 from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.layouts import Layout, layouts
 from hpctrain.insight.plan.memory import on_gpu
-from hpctrain.insight.plan.planned import PlannedTraining
 from hpctrain.insight.plan.predicting.estimator import Estimate, Estimator
 
 _NODES = tuple(2**n for n in range(1, 13))
@@ -36,10 +36,7 @@ class Ranking:
 
 
 def rank(
-    training: PlannedTraining,
-    estimator: Estimator,
-    hardware: Hardware,
-    sizes: Iterable[tuple[int, int]],
+    training: Config, estimator: Estimator, hardware: Hardware, sizes: Iterable[tuple[int, int]]
 ) -> Ranking:
     """Return the layouts for given numbers of nodes."""
     found: list[Estimate] = []
@@ -99,9 +96,7 @@ def sizes_of(hardware: Hardware, nodes: list[int] | None, per_node: int) -> list
     return [*parts, *((n, whole) for n in (1, 2, 4))]
 
 
-def smallest(
-    training: PlannedTraining, estimator: Estimator, hardware: Hardware, per_node: int = 0
-) -> Kind:
+def smallest(training: Config, estimator: Estimator, hardware: Hardware, per_node: int = 0) -> Kind:
     """Return the best layout on the smallest number of GPUs that is enough.
 
     What is tight counts only if no number leaves more room.
@@ -147,7 +142,7 @@ def by_cost(kinds: Iterable[Kind]) -> list[Kind]:
     return sorted(found, key=cost)
 
 
-def on(training: PlannedTraining, hardware: Hardware) -> PlannedTraining:
+def on(training: Config, hardware: Hardware) -> Config:
     """Return the training for another kind of GPU, in a number format that it has."""
     precision = training.precision
     unknown = hardware.peak(precision.compute) is None and hardware.peak_flops

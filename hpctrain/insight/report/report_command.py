@@ -55,18 +55,15 @@ def _report(paths: Sequence[Path], options: argparse.Namespace) -> tuple[str, li
     search = Standing.of(sweep, (each.facts for each in accounts))
     told = [as_json(run_tree.tree(account)) for account in accounts if options.json]
     if len(accounts) == 1 and not (options.over or search):
-        return accounts[0].name, _one(accounts[0], options), told
+        curves = []
+        if options.html:
+            from hpctrain.insight.report.views import charts  # matplotlib takes a second to import
+
+            curves = charts.run_charts(accounts[0])
+        return accounts[0].name, run_tree.tree(accounts[0], curves), told
     sections = _several(accounts, options, search)
     more = as_json(sections)
     return f"{len(accounts)} runs", sections, {**more, "runs": told} if more else told
-
-
-def _one(account: RunAccount, options: argparse.Namespace) -> list[Section]:
-    if not options.html:
-        return run_tree.tree(account)
-    from hpctrain.insight.report.views import charts  # matplotlib takes a second to import
-
-    return run_tree.tree(account, charts.run_charts(account))
 
 
 def _several(

@@ -87,7 +87,7 @@ def main(argv: list[str]) -> int:
         config, _ = settings(overrides, options.config_dir)
         _bound(config, overrides)
         place = _Place(config, None, "", ())
-    if place.config.site.container.runtime is None:  # else it is looked for inside
+    if place.config.site.container.runtime is None and not tool.pty:  # else it is inside
         tools.require(tool.name)
     return _open(place, tool)
 

@@ -14,10 +14,11 @@ from hpctrain.base.errors import ConfigError
 
 LOGIN = "HPCTRAIN_LOGIN"  # who has opened it where, for the line of the tunnel
 _WHEN = ("first", "error")  # a rank waits for a debugger
-_NOTEBOOKS = ("jupyterlab", "notebook", "jupyter_server")
-_PIP = {
-    "debug": "pip install 'hpctrain[debug]'  (or debugpy)",
-    "notebook": "pip install 'hpctrain[notebook]'  (or jupyterlab)",
+_JUPYTER = ("jupyterlab", "notebook", "jupyter_server")
+# The option of a tool, the modules of which it needs one, and the package that has them.
+_NEEDS = {
+    "debug": ("--debug", ("debugpy",), "'hpctrain[debug]'  (or debugpy)"),
+    "notebook": ("--jupyter", _JUPYTER, "'hpctrain[notebook]'  (or jupyterlab)"),
 }
 # The programs of an environment that is unpacked on the node; its lock stays with the process.
 _WITH_PATH = (
@@ -57,12 +58,11 @@ class Tool:
 
 def require(name: str) -> str:
     """Return the module that a tool needs; one that is missing is a ConfigError with the cure."""
-    modules = {"debug": ("debugpy",), "notebook": _NOTEBOOKS}.get(name, ("",))
-    found = next((module for module in modules if not module or find_spec(module)), None)
-    if found is None:
-        option = {"debug": "--debug", "notebook": "--jupyter"}[name]
-        raise ConfigError(f"{option}: {' or '.join(modules)} is not installed here: {_PIP[name]}")
-    return found
+    option, modules, package = _NEEDS[name]
+    if found := [module for module in modules if find_spec(module)]:
+        return found[0]
+    lacking = f"{' or '.join(modules)} is not installed here"
+    raise ConfigError(f"{option}: {lacking}: pip install {package}")
 
 
 def spelled(argv: Sequence[str]) -> list[str]:

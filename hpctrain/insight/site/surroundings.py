@@ -1,20 +1,60 @@
-"""What this host tells beside Slurm: modules, network interfaces, folders for runs."""
+"""What is told beside nodes: a user's accounts, modules, network interfaces, folders for runs."""
 
 import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.filesize import decimal
 
+from hpctrain.base.errors import DistributedError
 from hpctrain.base.files.disk import text_of
 from hpctrain.base.files.mounts import kind_of
 from hpctrain.base.forks import run
+from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.slurm.node_kinds import NodeKind
+from hpctrain.cluster.slurm.partition_limit import value_of
+from hpctrain.cluster.slurm.queue import ask, me, rows
 
 NET = Path("/sys/class/net")
 # The variables in which sites name the folders of a user.
 _FOLDERS = ("SCRATCH", "PSCRATCH", "CSCRATCH", "WORK", "PROJECT", "SCRATCHDIR", "WORKDIR", "DATA")
+
+
+@dataclass(frozen=True)
+class Association:
+    """What a user may have in an account."""
+
+    account: str
+    partition: str  # "" for all
+    qos: tuple[str, ...]
+    default_qos: str
+
+
+def associations() -> list[Association] | None:
+    """Return what this user may have; None if there is no accounting, or it does not answer."""
+    command = ("sacctmgr", "--noheader", "--parsable2", "show", "associations", f"user={me()}")
+    answer = ask(*command, "format=account,partition,qos,defaultqos", quiet=True)
+    if answer is None:
+        return None
+    return [
+        Association(account, partition, tuple(filter(None, qos.split(","))), default)
+        for account, partition, qos, default in rows(answer, [r"[^|]*"] * 4)
+        if account
+    ]
+
+
+def usable_cpus(kind: NodeKind) -> int:
+    """Return the CPUs of a node that jobs get: some sites keep a few for the system."""
+    try:
+        (first, *_) = expand_hostlist(kind.hosts)
+    except (DistributedError, ValueError):
+        return kind.cpus
+    said = ask("scontrol", "--oneliner", "show", "node", first, quiet=True) or ""
+    effective = value_of(said, "CPUEfctv")
+    return int(effective) if effective.isdecimal() else kind.cpus
 
 
 def chosen_modules(env: Mapping[str, str] = os.environ) -> tuple[list[str], str]:

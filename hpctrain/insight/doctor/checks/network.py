@@ -17,8 +17,8 @@ from hpctrain.base.files.disk import text_of
 from hpctrain.cluster.ranks.port import listen
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.insight.doctor.finding import Finding, bad, good, judged
+from hpctrain.insight.site.surroundings import NET, interfaces
 
-_NET = Path("/sys/class/net")
 _INFINIBAND = Path("/sys/class/infiniband")
 _LIBRARY = "libibverbs.so.1"
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
@@ -51,15 +51,14 @@ def _addresses(name: str) -> set[str]:
 
 
 def interface(
-    chosen: str | None, nccl: bool, env: Mapping[str, str] = os.environ, net: Path = _NET
+    chosen: str | None, nccl: bool, env: Mapping[str, str] = os.environ, net: Path = NET
 ) -> Iterator[Finding]:
     """Check that the interfaces exist, and are up, which NCCL and gloo are told to use.
 
     Variables of the environment have precedence over `network.interface`, which is `chosen`. That
     of NCCL matters if the job uses NCCL.
     """
-    there = sorted(path.name for path in net.iterdir()) if net.is_dir() else []
-    up = [name for name in there if text_of(net / name / "operstate").strip() != "down"]
+    up = interfaces(net)
     asked = {name: env.get(name) or chosen for name in _VARIABLES[not nccl :]}
     for variable, text in asked.items():
         if not text or text[0] == "^":  # NCCL's word for all but these

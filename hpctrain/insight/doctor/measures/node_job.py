@@ -5,13 +5,13 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import HpctrainError
+from hpctrain.base.files.record import convert
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.config.schema import LaunchConfig, ParallelConfig
 from hpctrain.insight.doctor.checks import network
 from hpctrain.insight.doctor.finding import bad
 from hpctrain.insight.doctor.probe import Expectation, Probe, probe
@@ -26,11 +26,11 @@ def check(asked: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
     `asked` is an `Expectation` as JSON. The folder keeps the secret by which the ranks meet.
     """
-    given = Expectation(**asked)
+    given = convert(Expectation, asked, "what is asked of a node")
     ranks = RankInfo.from_env({k: v for k, v in os.environ.items() if k not in _OF_TORCH})
     import torch
 
-    uuids = visible_gpus(given.device)
+    uuids = visible_gpus(given.parallel.device)
     seen = probe(given, ranks, uuids, disks=True)
     if ranks.local_rank == 0:
         seen.versions["cuda"] = str(torch.version.cuda or torch.version.hip or "none")
@@ -57,8 +57,8 @@ def visible_gpus(device: str) -> list[str]:
 def _measured(asked: Expectation, ranks: RankInfo, folder: Path, seen: Probe) -> Probe:
     from hpctrain.engine.distributed.group import process_group
 
-    parallel = ParallelConfig(device=asked.device, backend=asked.backend, timeout_s=_TIMEOUT_S)
-    launch = LaunchConfig(cpus_per_task=asked.cpus_per_task, gpus_per_node=asked.gpus_per_node)
+    parallel = replace(asked.parallel, timeout_s=_TIMEOUT_S)
+    launch = replace(asked.launch, gpus_per_run=None)
     try:
         with process_group(ranks, parallel, launch, folder) as device:
             return measured(ranks, device, seen)

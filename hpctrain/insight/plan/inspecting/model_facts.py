@@ -7,7 +7,7 @@ are alike have the positions of the one that is there.
 
 import contextlib
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from hpctrain.base.errors import ConfigError, HpctrainError
 from hpctrain.base.processes import frames
-from hpctrain.config.schema import LoRAConfig, OptimizerConfig
+from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.building.instantiate import instantiate
 from hpctrain.engine.layers.lora import adapted
@@ -78,15 +78,10 @@ class ModelFacts:
         """The tokens of a sample; 0 if its samples have none."""
         return self.flops.tokens if self.flops else 0
 
-    def divides_by(self, cp: int) -> bool:
-        """Return whether context parallel of `cp` ranks can divide the tokens."""
-        return self.context and self.tokens > 0 and self.tokens % (2 * cp) == 0
 
-
-def build_of(
-    section: Mapping[str, Any], lora: LoRAConfig, optimizer: OptimizerConfig, blocks: list[str]
-) -> Build:
+def build_of(training: Config) -> Build:
     """Return a function that makes the model as it is trained, with adapters and what is frozen."""
+    section, lora = training.model, training.train.lora
 
     def build() -> nn.Module:
         model: nn.Module = instantiate("model", section)
@@ -96,7 +91,8 @@ def build_of(
                 "a torch.nn.Module"
             )
         check_layers(model)
-        freeze(with_adapters(model, lora), optimizer, blocks, lora)
+        whole, blocks = with_adapters(model, lora), training.parallel.blocks
+        freeze(whole, training.optimizer, blocks, lora)
         return model
 
     return build

@@ -6,10 +6,10 @@ Only runs of sources that have set no constant count. tests/plan makes the numbe
 from pathlib import Path
 
 from hpctrain.base.files import yaml_file
+from hpctrain.config.schema import Config
 from hpctrain.insight.estimates.hardware import Hardware, known
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.planned import PlannedTraining
 
 _FOUND = yaml_file.read(Path(__file__).with_name("errors.yaml"))  # which explains the numbers
 SPEED: dict[str, list[int]] = _FOUND["speed"]
@@ -21,7 +21,7 @@ _DIVIDE = ("cp", "tp", "pp", "ep")
 TOGETHER = frozenset(("", "tp", "cp", "pp", "ep", "tp+pp", "pp+ep"))
 
 
-def class_of(facts: ModelFacts, training: PlannedTraining) -> str:
+def class_of(facts: ModelFacts, training: Config) -> str:
     """Return the class of a training: the kind of its model, and its format."""
     lora, compute = training.train.lora, training.precision.compute
     kind = "images" if not facts.tokens else "experts" if facts.experts else "dense"
@@ -30,16 +30,14 @@ def class_of(facts: ModelFacts, training: PlannedTraining) -> str:
     return f"{kind} {'bf16' if compute == 'fp16' else compute}"
 
 
-def accuracy(facts: ModelFacts, training: PlannedTraining, hardware: Hardware) -> str:
-    """Return how far predictions of this class, and of this GPU, have been from published runs."""
+def accuracy(facts: ModelFacts, training: Config, hardware: Hardware) -> dict[str, str]:
+    """Return how far predictions of this class, of this GPU, and of memory were from such runs."""
     name = class_of(facts, training)
     of_class, of_gpu = _errors(SPEED.get(name)), _errors(BY_GPU.get(hardware.name))
-    return f"{name}: {of_class}; {hardware.title}, all classes: {of_gpu}"
-
-
-def memory_accuracy() -> str:
-    """Return how far predictions of the memory have been from published runs."""
-    return f"{_errors(MEMORY)} of all classes"
+    return {
+        "off published runs": f"{name}: {of_class}; {hardware.title}, all classes: {of_gpu}",
+        "memory off published runs": f"{_errors(MEMORY)} of all classes",
+    }
 
 
 def _errors(of: list[int] | None) -> str:

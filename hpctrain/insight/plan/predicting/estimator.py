@@ -7,10 +7,13 @@ from typing import Any, Self
 
 from torch import nn
 
+from hpctrain.base.units import ELEMENT_BYTES
+from hpctrain.config.schema import Config
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.precision import DTYPES
 from hpctrain.engine.tasks.task import check_arguments
-from hpctrain.insight.estimates.hardware import Hardware, Price
+from hpctrain.insight.estimates.hardware import Hardware
+from hpctrain.insight.plan.budget import Budget
 from hpctrain.insight.plan.inspecting.activations import MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import (
     ModelFacts,
@@ -20,8 +23,7 @@ from hpctrain.insight.plan.inspecting.model_facts import (
     facts_of,
 )
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.memory import Fit, margin_of, on_gpu, on_host, stored_bytes, worst
-from hpctrain.insight.plan.planned import Budget, PlannedTraining
+from hpctrain.insight.plan.memory import Fit, margin_of, on_gpu, on_host, worst
 from hpctrain.insight.plan.predicting.accuracy import is_covered, uncompared
 from hpctrain.insight.plan.predicting.rank_memory import MemoryModel, RankMemory
 from hpctrain.insight.plan.predicting.timing import Efficiencies, StepTime, step_time
@@ -75,44 +77,26 @@ class Estimate:
         return not (self.time is None or is_covered(self.hardware))
 
     @property
-    def hours(self) -> float | None:
-        """The hours of the budget on the clock."""
-        if self.time is None or self.budget.steps is None:
-            return None
-        return self.budget.steps * self.time.step_s / 3600
-
-    @property
-    def gpu_hours(self) -> float | None:
-        """The GPU-hours of the budget."""
-        return None if self.hours is None else self.hours * self.layout.allocated
-
-    @property
-    def kwh(self) -> float | None:
-        """The energy of the budget."""
-        if self.hours is None or self.hardware.power_w is None:
-            return None
-        return self.hours * self.layout.ranks * self.hardware.power_w / 1000
-
-    def cost(self, price: Price | None) -> float | None:
-        """Return what the budget costs at a price."""
-        return None if self.gpu_hours is None or price is None else self.gpu_hours * price.amount
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """The samples of all ranks in a second."""
-        return None if self.time is None else self.layout.batch.global_size / self.time.step_s
-
-    @property
-    def tokens_per_s_per_gpu(self) -> float | None:
-        """The tokens of a rank in a second."""
-        rate = self.samples_per_s
-        return rate * self.tokens / self.layout.ranks if rate and self.tokens else None
+    def bill(self) -> dict[str, Any]:
+        """What the budget takes on the clock and of GPUs, and what it costs; None is unknown."""
+        hours, power = None, self.hardware.power_w
+        if self.time is not None and self.budget.steps is not None:
+            hours = self.budget.steps * self.time.step_s / 3600
+        gpu_hours = hours and hours * self.layout.allocated
+        price, spot = self.hardware.price_per_hour, self.hardware.spot
+        return {
+            "hours": hours,
+            "gpu_hours": gpu_hours,
+            "kwh": hours and power and hours * self.layout.ranks * power / 1000,
+            "cost": price and gpu_hours and gpu_hours * price.amount,
+            "spot_cost": spot and gpu_hours and gpu_hours * spot.amount,
+            "currency": price and price.currency,
+        }
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of `--json`: bytes, seconds and plain numbers; null is unknown."""
-        price = self.hardware.price_per_hour
         of_step = ("step_s", "mfu", "bubble", "comm_s", "exposed_comm_s")
-        own = ("samples_per_s", "tokens_per_s_per_gpu", "hours", "gpu_hours", "kwh")
+        rate = self.time and self.layout.batch.global_size / self.time.step_s
         return {
             "layout": self.layout.name,
             "overrides": [*self.layout.overrides],
@@ -125,10 +109,11 @@ class Estimate:
             "memory": asdict(self.memory),
             **{name: self.time and getattr(self.time, name) for name in of_step},
             "steps": self.budget.steps,
-            **{name: getattr(self, name) for name in own},
-            "cost": self.cost(price),
-            "spot_cost": self.cost(self.hardware.spot),
-            "currency": price and price.currency,
+            "samples_per_s": rate,
+            "tokens_per_s_per_gpu": rate * self.tokens / self.layout.ranks
+            if rate and self.tokens
+            else None,
+            **self.bill,
             "reason": self.fit.reason,
         }
 
@@ -155,10 +140,10 @@ class Estimator:
         self.budget = Budget(None, "no budget")
 
     @classmethod
-    def of_training(cls, training: PlannedTraining, task: Any, sample: Batch) -> Self:
+    def of_training(cls, training: Config, task: Any, sample: Batch) -> Self:
         """Return that of its model; a ConfigError if the task or the sample do not fit."""
         blocks = training.parallel.blocks
-        build = build_of(training.model, training.train.lora, training.optimizer, blocks)
+        build = build_of(training)
         model = build_on_meta(build)
         check_arguments([*signature(model.forward).parameters], getattr(task, "arguments", ()))
         with explained("plan: the model"):
@@ -168,9 +153,9 @@ class Estimator:
         measured = MeasuredActivations(build, task, sample, dtype, blocks)
         return cls(model, facts, measured)
 
-    def least(self, training: PlannedTraining, ranks: int) -> float:
+    def least(self, training: Config, ranks: int) -> float:
         """Return the bytes below which no layout on these ranks can go: the divided states."""
-        stored, facts = stored_bytes(training.precision), self.facts
+        stored, facts = ELEMENT_BYTES[training.precision.params], self.facts
         trained = stored * (1 + training.optimizer.states) * facts.trainable
         return (stored * (facts.parameters - facts.adapted) + trained) / ranks
 

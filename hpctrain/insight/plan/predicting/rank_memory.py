@@ -14,6 +14,7 @@ from torch import nn
 
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
+from hpctrain.base.units import ELEMENT_BYTES
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
@@ -26,7 +27,7 @@ from hpctrain.insight.estimates.hardware import Hardware
 from hpctrain.insight.plan.inspecting.activations import Activations, MeasuredActivations
 from hpctrain.insight.plan.inspecting.model_facts import ModelFacts, blocks_of, frozen_weights
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.memory import by_fsdp, computed_bytes, memory_of, stored_bytes
+from hpctrain.insight.plan.memory import by_fsdp, memory_of
 from hpctrain.insight.plan.model_sizes import ModelSizes
 
 GAPS = 0.04  # of a GPU's memory: what the allocator loses
@@ -80,7 +81,7 @@ class MemoryModel:
         (sizes, trained), parallel, cp = both, training.parallel, layout.degrees.cp
         states = memory_of(sizes, degrees, training, batch.accumulate, trained)
         if packed := [weight.numel() for weight in self._stages.packed(layout)]:
-            unpacked = max(packed) * computed_bytes(training.precision)
+            unpacked = max(packed) * ELEMENT_BYTES[training.precision.compute]
             states = states.with_packed(sum(map(offered.quantized.packed_bytes, packed)), unpacked)
         of_stage = len(sizes.blocks) / self._blocks if degrees.pp > 1 else 1
         flying, measured = _in_flight(layout, stage), self._measured(layout)
@@ -101,7 +102,9 @@ class MemoryModel:
         # Blocks are computed, possibly again, while what all keep is there; the loss is before.
         most = saved + received + max(of_loss, working * batch.micro + held)
         kept = most - of_loss
-        peak = states.peak_with(most, received + (working + own) * batch.micro)
+        # Activations are there in full when the backward pass begins, and all gradients at its end.
+        end = states.end + received + (working + own) * batch.micro
+        peak = max(states.peak, states.base + states.begin + most, states.base + end)
         on_gpu = hardware.memory_bytes is not None and parallel.device != "cpu"
         allowance = CONTEXT_BYTES + int(GAPS * peak) if on_gpu else 0
         return RankMemory(
@@ -134,14 +137,15 @@ class MemoryModel:
 
     def _gathered_keys(self, layout: Layout) -> int:
         """Return the bytes of a sample by which gathered keys and values exceed a rank's own."""
-        degrees, size = layout.degrees, computed_bytes(layout.training.precision)
+        degrees, size = layout.degrees, ELEMENT_BYTES[layout.training.precision.compute]
         own = self._facts.tokens * self._facts.keys_values * size * self._blocks // degrees.tp
         return int((1 - 1 / degrees.cp) * own)
 
     def _residual(self, layout: Layout) -> int:
         """Return the bytes of a sample between two blocks, as tensor parallel divides them."""
         training, degrees = layout.training, layout.degrees
-        size = (computed_bytes if _casts(layout) else stored_bytes)(training.precision)
+        precision = training.precision
+        size = ELEMENT_BYTES[precision.compute if _casts(layout) else precision.params]
         whole = self._facts.tokens * self._facts.width * size
         if degrees.tp > 1 and sequence_is_divided(self._stages.plan(layout)[0], training.parallel):
             return whole // degrees.tp
@@ -152,13 +156,13 @@ class MemoryModel:
         plan, number = self._stages.plan(layout)
         if not sequence_is_divided(plan, layout.training.parallel):
             number *= 3  # norms and residuals are whole, too
-        size = computed_bytes(layout.training.precision)
+        size = ELEMENT_BYTES[layout.training.precision.compute]
         return number * self._facts.tokens * self._facts.width * size
 
 
 def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
     """Return the bytes that a rank offloads: parameters and gradients, both pinned, and states."""
-    training, stored = layout.training, stored_bytes(layout.training.precision)
+    training, stored = layout.training, ELEMENT_BYTES[layout.training.precision.params]
     ranks = layout.degrees.shards(training.parallel)
     state = training.optimizer.states * stored * trained.part(ranks)
     if training.parallel.device == "cpu":
@@ -169,7 +173,7 @@ def _on_host(layout: Layout, sizes: ModelSizes, trained: ModelSizes) -> int:
 def _casts(layout: Layout) -> bool:
     """Return whether parameters have the format of the computation before autocast sees them."""
     precision = layout.training.precision
-    stored = computed_bytes(precision) == stored_bytes(precision)
+    stored = ELEMENT_BYTES[precision.compute] == ELEMENT_BYTES[precision.params]
     return stored or by_fsdp(layout.degrees, layout.training.parallel)
 
 

@@ -29,7 +29,6 @@ from hpctrain.insight.flops.flops import Flops
 from hpctrain.insight.plan.inspecting.activations import Activations
 from hpctrain.insight.plan.inspecting.model_facts import Matrix, ModelFacts
 from hpctrain.insight.plan.layouts import Layout
-from hpctrain.insight.plan.memory import computed_bytes, reduced_bytes, stored_bytes
 
 _LINK = 0.8  # of the bandwidth that NCCL's large messages reach (assumption)
 
@@ -111,6 +110,7 @@ class _Step:
         # Attention, and the products that precision.compute=fp8 leaves out, have this format.
         self.usual = self.compute.replace("fp8", "bf16")
         self.per_node, self.blocks = self.training.launch.tasks_per_node, max(1, facts.blocks)
+        self.stored = ELEMENT_BYTES[self.training.precision.params]
         self.link = partial(link_of, hardware, self.per_node)
         self.rate = (hardware.memory_bandwidth or 0.0) * self.efficiencies.memory
         self.divided = self.degrees.tp * self.degrees.pp * self.degrees.shards(self.parallel)
@@ -138,7 +138,7 @@ class _Step:
         moved, rate_of_states = 0.0, self.rate
         if self.parallel.fsdp.offload:  # between host and GPU
             down = (2 * batch.accumulate if self.parallel.zero == 3 else 1) * facts.parameters
-            sent = stored_bytes(training.precision) * (down + batch.accumulate * facts.trainable)
+            sent = self.stored * (down + batch.accumulate * facts.trainable)
             moved = sent / self.divided / constants.host_link
             rate_of_states = constants.host_memory
         # The first gather, and the last reduction, have nothing to hide behind.
@@ -149,7 +149,7 @@ class _Step:
         step = (busy + exposed + moved) / (1 - min(waiting, 0.95))
         # Clipping and the optimizer read and write all states.
         tensors = 3 + 2 * (1 + training.optimizer.states)
-        states = facts.trainable / self.divided * stored_bytes(training.precision) * tensors
+        states = facts.trainable / self.divided * self.stored * tensors
         step += states / rate_of_states
         mfu = facts.flops.training * batch.global_size / (step * self.layout.ranks * peak)
         return StepTime(step, compute, hidden + open_s, exposed, waiting, mfu)
@@ -199,8 +199,9 @@ class _Step:
         every = parallel.zero > 1 and parallel.sync != "last" and degrees.pp == 1
         gathers = 2 * self.batch.accumulate if parallel.zero == 3 else 1
         scatters = self.batch.accumulate if every else 1
-        size = computed_bytes(precision)
-        learnt = reduced_bytes(precision) * facts.trainable / max(1, facts.parameters)
+        size = ELEMENT_BYTES[precision.compute]
+        reduced = ELEMENT_BYTES[precision.reduce or precision.params]
+        learnt = reduced * facts.trainable / max(1, facts.parameters)
         # A rank of expert parallel has its own experts, divided with every ep-th other rank.
         ep, experts = parallel.ep, facts.of_experts if parallel.ep > 1 else 0
         for whole, apart in ((facts.parameters - experts, 1), (experts / ep, ep)):
@@ -220,7 +221,7 @@ class _Step:
     def _inside_layers(self) -> float:
         """Return those that layers wait for: tensor, context, expert, pipeline parallel."""
         training, degrees, batch, facts = self.training, self.degrees, self.batch, self.facts
-        ep, size = self.parallel.ep, computed_bytes(training.precision)
+        ep, size = self.parallel.ep, ELEMENT_BYTES[self.compute]
         residual = batch.micro * facts.tokens * facts.width * size / degrees.cp
         passes = 3 if training.train.activation_checkpointing == "full" else 2
         times, total = passes * facts.blocks / degrees.pp * batch.accumulate, 0.0

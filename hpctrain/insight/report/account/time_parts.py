@@ -10,7 +10,6 @@ was requeued has one allocation for each time that it ran (`sacct --duplicates`)
 """
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -38,7 +37,7 @@ PARTS = {  # with their titles
 }
 USEFUL = ("compute", "communication")
 _ROUNDING_S = 2.0  # sacct counts whole seconds
-_FIELDS = ("JobID", "Submit", "Start", "End", "State", "NNodes", "AllocTRES")
+_FIELDS = ("JobID", "Submit", "Start", "End", "State")
 _AT_ONCE = 500  # job ids of one call of sacct
 
 
@@ -50,8 +49,6 @@ class Allocation:
     start: float | None  # None while it waits, or if it never started
     end: float | None  # None while it has its nodes
     state: str  # Slurm's
-    nodes: int
-    gpus: int = 0  # of all nodes; 0 where the site does not count them (AccountingStorageTRES)
 
 
 @dataclass
@@ -101,11 +98,9 @@ def spans(
         started, last = facts.started, index == len(begun) - 1
         following = math.inf if last else begun[index + 1].started
         records = [each for each in history.times if started <= each.time < following]
-        begin = started
-        if records:
-            begin = min(begin, records[0].time - records[0].total)
-        if found:
-            begin = max(begin, found[-1].end if not found[-1].killed else begin)
+        begin = min([started, *(each.time - each.total for each in records[:1])])
+        if found and not found[-1].killed:
+            begin = max(begin, found[-1].end)
         runs = running and last and facts.ended is None
         signs = [*heard, facts.seen or started]
         alive = [time for time in signs if started <= time < following]
@@ -242,11 +237,8 @@ def allocations(job_ids: Iterable[str]) -> dict[str, list[Allocation]] | None:
         )
         if answer is None:
             return None
-        fields = (r"\d\S*", *[r"[^|]*"] * 4, r"\d+", r"[^|]*")
-        for job, submitted, start, end, state, nodes, resources in rows(answer, fields):
+        for job, submitted, start, end, state in rows(answer, (r"\d\S*", *[r"[^|]*"] * 4)):
             if (since := since_epoch(submitted)) is not None:
-                gpus = re.search(r"\bgres/gpu=(\d+)", resources)
-                times = since, since_epoch(start), since_epoch(end)
-                one = Allocation(*times, state, int(nodes), int(gpus[1]) if gpus else 0)
+                one = Allocation(since, since_epoch(start), since_epoch(end), state)
                 found[job].append(one)
     return {job: sorted({*each}, key=lambda one: one.submitted) for job, each in found.items()}

@@ -1,40 +1,14 @@
-"""The training that a plan is about: what of it decides a plan, and how long it is."""
+"""How long a training is, and how a plan writes its figures."""
 
 import math
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple
 
 from hpctrain.base.errors import ConfigError
 from hpctrain.config.rules.batch_sizes import BatchSizeRamp, ramp_of
-from hpctrain.config.schema import (
-    DataConfig,
-    LaunchConfig,
-    OptimizerConfig,
-    ParallelConfig,
-    PrecisionConfig,
-    TrainConfig,
-)
+from hpctrain.config.schema import TrainConfig
 
 _BUDGET = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?(?:e[+]?[0-9]+)?)\s*(tokens|samples|steps|epochs)\s*")
-
-
-@dataclass(frozen=True)
-class PlannedTraining:
-    """The sections of a training that decide a plan; a layout differs in the last three."""
-
-    model: dict[str, Any]
-    task: dict[str, Any]
-    data: DataConfig
-    optimizer: OptimizerConfig
-    precision: PrecisionConfig
-    train: TrainConfig
-    parallel: ParallelConfig
-    launch: LaunchConfig
-    counts_gpus: bool  # launch.gpus_per_node goes with the ranks of a node
-    # Raises the ConfigError of a training with these sections on so many ranks.
-    check: Callable[[Self, int], None]
 
 
 class Budget(NamedTuple):

@@ -13,7 +13,7 @@ from hpctrain.base.files.yaml_file import read
 from hpctrain.cluster.slurm import node_kinds, release
 from hpctrain.errors import ConfigError, LaunchError
 from hpctrain.insight.site import init_site, site_file, surroundings
-from hpctrain.insight.site.choices import SiteFacts
+from hpctrain.insight.site.choices import Questions, SiteFacts
 from tests.conftest import ROOT
 
 SITES, ODD = (
@@ -73,9 +73,9 @@ class Cluster:
             self.net,
         )
 
-    def written(self, given: dict[str, str] | None = None) -> str:
-        own = self.site.get("given", {})
-        return init_site.written(self.seen(), own if given is None else given)
+    def written(self, questions: Questions | None = None) -> str:
+        given = self.site.get("given", {})
+        return init_site.written(self.seen(), questions or Questions(given))
 
 
 @pytest.fixture
@@ -109,22 +109,28 @@ def test_a_published_site_comes_out_like_its_profile(
 
 @pytest.mark.usefixtures("no_modules")
 def test_each_line_says_where_it_is_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written({})
+    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written(Questions({}))
     lines = text.splitlines()
     for number, line in enumerate(lines):
         if re.match(r"\w+:", line):
             assert lines[number - 1].startswith("#"), line
-    assert "not known: give account=NAME (there is m1234, m1234_g)\naccount: null\n" in text
+    assert "not known: nobody was asked (there is m1234, m1234_g)\naccount: null\n" in text
     assert (
         "sbatch refuses gpu_ss11: the site chooses it by the other keys\npartition: null\n" in text
     )
 
 
 @pytest.mark.usefixtures("no_modules")
-def test_what_was_given_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(SITES["perlmutter"], tmp_path, monkeypatch)
-    text = cluster.written({"account": "m1234_g", "qos": "regular"})
-    assert "sacctmgr lists 2 for you: you have said so\naccount: m1234_g\n" in text
+def test_what_cannot_be_read_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answer(key: str, options: list[str]) -> str:
+        asked.append(key)
+        return {"account": "m1234_g", "qos": "regular"}.get(key, "")
+
+    text = Cluster(SITES["perlmutter"], tmp_path, monkeypatch).written(Questions({}, answer))
+    assert asked == ["account", "qos"]
+    assert "sacctmgr lists 2 for you: you have chosen it\naccount: m1234_g\n" in text
 
 
 @pytest.mark.usefixtures("no_modules")
@@ -182,7 +188,7 @@ def test_what_no_longer_fits_is_named(
 def test_wrong_words_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(SITES["delta"], tmp_path, monkeypatch)
     with pytest.raises(ConfigError, match=r"init-site gpu=v100: there is nvidia_a100, nvidia_a40"):
-        cluster.written({"account": "abcd-delta-gpu", "gpu": "v100"})
+        cluster.written(Questions({"account": "abcd-delta-gpu", "gpu": "v100"}))
     with pytest.raises(ConfigError, match=r"init-site time=3: give KEY=VALUE, with one of account"):
         init_site.main(["time=3"])
     (tmp_path / "mine.yaml").write_text("partion: gpu\n")

@@ -1,13 +1,14 @@
 """From what was read to the lines of a site file: a value for each key, and why it is this one.
 
-    SiteFacts (NodeKind, Partition, Association, …) + KEY=VALUE ── Choices ── Line, Line, …
+    SiteFacts (NodeKind, Partition, Association, …) + Questions ── lines_of ── Line, Line, …
 
-What cannot be read is given on the command line, or left to Slurm; the line says which it was.
+What cannot be read is given on the command line, or asked where a person sits at a terminal, or
+left to Slurm; the line says which of them it was.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,30 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Questions:
+    """What a person has said already, and how to ask for more."""
+
+    given: Mapping[str, str]
+    ask: Callable[[str, Sequence[str]], str] | None = None  # None: nobody is there
+
+    def choose(self, key: str, options: Sequence[str], usual: str | None) -> tuple[str | None, str]:
+        """Return one of the options, or `usual`, and who has chosen it."""
+        if key in self.given:
+            if options and self.given[key] not in options:
+                raise ConfigError(
+                    f"init-site {key}={self.given[key]}: there is {', '.join(options) or 'none'}"
+                )
+            return self.given[key], "you have said so"
+        if len(options) == 1:
+            return options[0], "there is no other"
+        if options and self.ask is not None:
+            said = self.ask(key, options)
+            return said or usual, "you have chosen it" if said else "you have left it open"
+        there = f" (there is {', '.join(options)})" if options else ""
+        return usual, f"{_UNKNOWN}nobody was asked{there}"
+
+
+@dataclass(frozen=True)
 class SiteFacts:
     """Everything that was read."""
 
@@ -44,17 +69,17 @@ class SiteFacts:
 class Choices:
     """The choices for one cluster, in their order: each depends on those before."""
 
-    def __init__(self, seen: SiteFacts, given: Mapping[str, str]) -> None:
-        self._seen, self._given = seen, given
+    def __init__(self, seen: SiteFacts, questions: Questions) -> None:
+        self._seen, self._questions = seen, questions
         self.account, account_why = self._account()
         self.kinds, self.gpu, gpu_why = self._gpus()
         self.partition, partition_why = self._partition()
         mine = [each for each in self.kinds if each.partition == self.partition]
         self.kind = max(mine or self.kinds, key=lambda each: (each.count(), each.nodes))
         self.qos, qos_why = self._qos()
-        self.constraint = given.get("constraint")
+        self.constraint = questions.given.get("constraint")
         self.trials = self._try()
-        if "partition" in self.trials.problem.lower() and "partition" not in given:
+        if "partition" in self.trials.problem.lower() and "partition" not in questions.given:
             left, self.partition = self.partition, None
             self.trials = self._try()
             partition_why = f"sbatch refuses {left}: the site chooses it by the other keys"
@@ -88,23 +113,10 @@ class Choices:
             yield f"output_dir and data.path could be in {each}"
         yield f"{_UNKNOWN}what `setup` lines and arguments of srun it takes: see the site's page"
 
-    def _choose(
-        self, key: str, options: Sequence[str], usual: str | None = None
-    ) -> tuple[str | None, str]:
-        """Return what was given, the only option, or `usual`; and which of them it is."""
-        if (said := self._given.get(key)) is not None:
-            if options and said not in options:
-                raise ConfigError(f"init-site {key}={said}: there is {', '.join(options)}")
-            return said, "you have said so"
-        if len(options) == 1:
-            return options[0], "there is no other"
-        there = f" (there is {', '.join(options)})" if options else ""
-        return usual, f"{_UNKNOWN}give {key}=NAME{there}"
-
     def _account(self) -> tuple[str | None, str]:
         mine = self._seen.associations
         names = [*dict.fromkeys(each.account for each in mine or ())]
-        found, why = self._choose("account", names)
+        found, why = self._questions.choose("account", names, None)
         said = "does not answer" if mine is None else f"lists {len(names) or 'none'} for you"
         return found, f"sacctmgr {said}: {why}"
 
@@ -117,14 +129,14 @@ class Choices:
         types = sorted({each for kind in with_gpus for each in kind.gpus if each})
         if not with_gpus:
             return open_to, None, "sinfo: no node has GPUs"
-        if len(types) < 2 and "gpu" not in self._given:
+        if len(types) < 2 and "gpu" not in self._questions.given:
             return with_gpus, *((types[0], "") if types else (None, "sinfo names no type"))
-        found, why = self._choose("gpu", types)
+        found, why = self._questions.choose("gpu", types, None)
         fitting = [kind for kind in with_gpus if found is None or found in kind.gpus]
         return fitting, found, f"sinfo: {why}"
 
     def _may_use(self, kind: NodeKind) -> bool:
-        feature = self._given.get("constraint", "")
+        feature = self._questions.given.get("constraint", "")
         return kind.is_open and (not re.fullmatch(r"\w+", feature) or feature in kind.features)
 
     def _partition(self) -> tuple[str | None, str]:
@@ -134,7 +146,7 @@ class Choices:
             size[kind.partition] = size.get(kind.partition, 0) + kind.nodes * max(1, kind.count())
         default = [kind.partition for kind in self.kinds if kind.is_default]
         usual = default[0] if default else max(names, key=lambda name: size[name])
-        found, why = self._choose("partition", names, usual)
+        found, why = self._questions.choose("partition", names, usual)
         picked = "the default" if default else "the largest"
         return found, f"sinfo: {why}{f'; this is {picked}' if why.startswith(_UNKNOWN) else ''}"
 
@@ -146,10 +158,10 @@ class Choices:
         ]
         names = [*dict.fromkeys(name for each in mine for name in each.qos)]
         default = next((each.default_qos for each in mine if each.default_qos), "")
-        if "qos" not in self._given and (default or len(names) < 2):
+        if "qos" not in self._questions.given and (default or len(names) < 2):
             shown = default or ", ".join(names) or "sacctmgr lists none"
             return None, f"sacctmgr: null is what Slurm gives you without it ({shown})"
-        found, why = self._choose("qos", names)
+        found, why = self._questions.choose("qos", names, None)
         return found, f"sacctmgr: {why}"
 
     def _features(self) -> str:

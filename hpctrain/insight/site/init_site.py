@@ -7,14 +7,14 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.base.terminal.terminal import exact
 from hpctrain.cluster.slurm import node_kinds, release, sbatch
 from hpctrain.insight.site import site_file, surroundings
-from hpctrain.insight.site.choices import GIVEN, Choices, SiteFacts
+from hpctrain.insight.site.choices import GIVEN, Choices, Questions, SiteFacts
 
 _FILE = Path("conf/site/mine.yaml")
 
@@ -25,7 +25,8 @@ def main(argv: list[str]) -> int:
         prog="python -m hpctrain init-site",
         description="Write the site file of this cluster (site=mine) from what Slurm, `module` and "
         "this host say. Above each line stands where it is from. sbatch is asked what it takes by "
-        "--test-only: nothing is queued. What cannot be read, and is not given, is left open.",
+        "--test-only: nothing is queued. What cannot be read is asked at a terminal, and elsewhere "
+        "left open.",
     )
     parser.add_argument(
         "given",
@@ -47,7 +48,7 @@ def main(argv: list[str]) -> int:
         return _check(asked.out, seen)
     if asked.out.exists():
         raise ConfigError(f"{asked.out}: it exists; --check looks at it, --out names another")
-    text = written(seen, _given(asked.given))
+    text = written(seen, Questions(_given(asked.given), _ask if _somebody_is_there() else None))
     try:
         asked.out.parent.mkdir(parents=True, exist_ok=True)
         asked.out.write_text(text)
@@ -62,9 +63,9 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def written(seen: SiteFacts, given: Mapping[str, str]) -> str:
+def written(seen: SiteFacts, questions: Questions) -> str:
     """Return the text of the file for a cluster."""
-    choices = Choices(seen, given)
+    choices = Choices(seen, questions)
     slurm = release.words() or "a Slurm that does not tell its version"
     head = [
         f"Written by `python -m hpctrain init-site` on {socket.gethostname()}, with {slurm}. Above "
@@ -82,6 +83,20 @@ def _given(words: Sequence[str]) -> dict[str, str]:
             raise ConfigError(f"init-site {word}: give KEY=VALUE, with one of {', '.join(GIVEN)}")
         found[key] = value
     return found
+
+
+def _somebody_is_there() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty() and "SLURM_JOB_ID" not in os.environ
+
+
+def _ask(key: str, options: Sequence[str]) -> str:
+    """Ask at the terminal; an empty answer leaves it open."""
+    while True:
+        print(f"{key}? {', '.join(options)} (Enter: leave it open) ", end="", file=sys.stderr)
+        sys.stderr.flush()
+        said = sys.stdin.readline().strip()
+        if not said or said in options:
+            return said
 
 
 def _check(path: Path, seen: SiteFacts) -> int:

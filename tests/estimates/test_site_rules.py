@@ -3,12 +3,16 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from hpctrain.commands.select import all_runs
+from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.frozen import load
 from hpctrain.errors import ConfigError
 from hpctrain.insight.doctor import login
 from hpctrain.insight.doctor.command import settings
@@ -186,3 +190,25 @@ def test_status_stays_cheap(
     monkeypatch.setattr("hpctrain.tracking.samples.read", None)
     (row,) = status_json(tmp_path / "runs")
     assert row["waste"] == ""
+
+
+def test_a_submission_says_what_the_last_run_like_it_left_unused(
+    reference: Callable[..., Path], composer: Composer
+) -> None:
+    right_size._shape_of.cache_clear()
+    run = reference("train.log_every=5", "train.max_steps=44", "tracking.upload=false")
+    own = load(run / "config.yaml")
+    where = [f"output_dir={own.output_dir}", f"data.path={own.data.path}", "train.max_steps=44"]
+
+    def said(*words: str) -> str:
+        config = composer.typed(["experiment=digits", *where, *words])
+        return "".join(right_size.of_sweep([config, config]))
+
+    assert run in all_runs(run.parent)
+    line = said("launch.time_min=600", "launch.mem_gb=512")
+    assert line.startswith(f"{run.name}, the last run like this one: ")
+    assert "of 512 GiB of memory used: `launch.mem_gb=" in line
+    assert "0 of 600 minutes used: `launch.time_min=" in line
+    assert "\n" not in line
+    assert said("launch.time_min=3", "launch.mem_gb=null") == ""
+    assert said("model.hidden=[8]", "launch.time_min=600") == ""  # no run was like it

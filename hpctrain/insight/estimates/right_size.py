@@ -1,22 +1,34 @@
-"""What a job asks for and does not need: for `report` and `status`."""
+"""What a job asks for and does not need: for `report`, `status`, and a submission like the last."""
 
+import functools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from heapq import nlargest
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from hpctrain.base.errors import ConfigError, HpctrainError
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.config.frozen import values_of
+from hpctrain.config.frozen import plain, values_of
+from hpctrain.config.schema import Config
 from hpctrain.insight.estimates import site_rules
 from hpctrain.insight.estimates.advice import CORES_PER_GPU, HOST_GB_PER_GPU
 from hpctrain.insight.estimates.usage import Usage
 
 _MOST_NODES = 16  # whose samples the end of a run waits for
+_MOST_RUNS = 50  # the newest of `output_dir`
+# What decides the use of a node, and then the length of a run.
+_SHAPE = (
+    *("model", "task._target_", "data.windows", "data.images.size", "precision.compute"),
+    *("train.global_batch_size", "train.compile", "train.activation_checkpointing"),
+    *("optimizer._target_", "launch.nodes", "launch.tasks_per_node", "launch.gpus_per_node"),
+    *("site.partition", "parallel"),
+)
+_LENGTH = ("train.max_steps", "train.max_epochs", "data.path")
 _ROOM = 1.25  # what a request should have above the highest use
 
 
@@ -45,6 +57,12 @@ def _too_much(
                 f"{minutes:.0f} of {limit} minutes used: `launch.time_min={needed}` lets Slurm "
                 "start the job earlier"
             )
+
+
+def of_sweep(configs: Iterable[Config]) -> Iterator[str]:
+    """Yield once, in a line, what the last runs of the same shape have left unused of a request."""
+    kinds = {(_chosen(each, (*_SHAPE, *_LENGTH, "launch"))): each for each in configs}
+    yield from dict.fromkeys(filter(None, map(_left_unused, map(plain, kinds.values()))))
 
 
 def of_job(
@@ -87,6 +105,50 @@ def unused(run: Path) -> str:
         launch, rules = values.get("launch", {}), values.get("site", {}).get("rules")
         return "; ".join(chain(*of_job(Usage.read(run), launch, rules, max(jobs.values()) / 60)))
     return ""
+
+
+def _left_unused(asked: Mapping[str, Any]) -> str:
+    if (run := _last_run(asked["output_dir"], _chosen(asked, _SHAPE))) is None:
+        return ""
+    same_length = _chosen(asked, _LENGTH) == _chosen(values_of(run / "config.yaml"), _LENGTH)
+    spans = [(one.ended or one.started) - one.started for one in RunRecord.of(run).attempts]
+    minutes = sum(spans) / 60 if same_length else None
+    usage = Usage.read(run)
+    used, load = usage.host_gib(), usage.mean("cpu_utilization_percentage")
+    found = "; ".join(_too_much(asked["launch"], used, load, minutes))
+    return f"{run.name}, the last run like this one: {found}" if found else ""
+
+
+def _last_run(output_dir: str, shape: str) -> Path | None:
+    """Return the newest run of a folder that has finished and has this shape."""
+    files = nlargest(_MOST_RUNS, Path(output_dir).glob("*/run.json"), key=_changed)
+    return next((file.parent for file in files if _shape_of(file.parent) == shape), None)
+
+
+@functools.lru_cache(maxsize=256)
+def _shape_of(run: Path) -> str:
+    """Return the shape of a run that has finished; "" of others."""
+    with suppress(HpctrainError, OSError):  # it is damaged, or somebody deletes it
+        if RunRecord.of(run).state == "finished":
+            return _chosen(values_of(run / "config.yaml"), _SHAPE)
+    return ""
+
+
+def _changed(file: Path) -> float:
+    with suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
+
+
+def _chosen(values: Config | Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return these values of a config as a text that can be compared."""
+    found = []
+    for name in names:
+        value: Any = values
+        for part in name.split("."):
+            value = value.get(part) if isinstance(value, Mapping) else getattr(value, part, None)
+        found.append(value)
+    return repr(found)
 
 
 def waste(run: Path, since: float, now: float) -> str:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.console import say
 from hpctrain.cluster.slurm import sbatch
@@ -29,6 +30,7 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
     kinds = {repr(replace(config, seed=0)): config for config in configs}
     idle = (text for config in kinds.values() for text in refused(config, "idle_keys"))
     yield from dict.fromkeys(idle)
+    yield from offered.right_size.of_sweep(kinds.values())
     if not cluster and any(each.launch.pack > 1 for each in configs):
         yield "launch.pack is of jobs of Slurm: without a cluster, runs go one after the other"
     if cluster:

@@ -101,7 +101,7 @@ class Collate:
     """Makes batches."""
 
     def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
-        self._packs, self._buffers = layout == "pack", buffers
+        self._packs, self.buffers = layout == "pack", buffers
         more = OFFSETS if self._packs else LENGTH
         needed = {name + more for name, field in fields.items() if field.variable}
         taken = sorted(set(fields) & (needed | {MASK}))
@@ -144,6 +144,6 @@ class Collate:
         """Return a tensor with the dtype, and in the memory, that the consumer gets."""
         tensor = torch.from_numpy(array)
         if array.dtype in WIDER:
-            wide = self._buffers.take(array.shape, WIDER[array.dtype])
+            wide = self.buffers.take(array.shape, WIDER[array.dtype])
             tensor = torch.from_numpy(wide).copy_(tensor)
-        return tensor.pin_memory() if self._buffers.pin and not tensor.is_pinned() else tensor
+        return tensor.pin_memory() if self.buffers.pin and not tensor.is_pinned() else tensor

@@ -60,7 +60,9 @@ class Buffers:
             memory = idle.pop()
         except IndexError:
             self._make_room(size)
-            memory = self._new(size)
+            memory = np.empty(size, np.uint8)
+            if self.pin:
+                memory = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         array = np.frombuffer(memory.data[:needed], kind)
         # All views of this array, torch's too, refer to its base, a memoryview that nothing else
         # refers to. So the loan ends when the memoryview does.
@@ -81,12 +83,6 @@ class Buffers:
         if lent + sum(size * len(idle) for size, idle in [*self._idle.items()]) > 2 * self._most:
             for idle in [*self._idle.values()]:
                 idle.clear()
-
-    def _new(self, size: int) -> Array:
-        if self.pin:
-            array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-            return array
-        return np.empty(size, np.uint8)
 
 
 Layout = Literal["pad", "pack"]

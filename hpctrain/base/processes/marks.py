@@ -4,7 +4,7 @@
     a thread ─────── twice a second: that it is alive ────────┼── page ── the observer
                      when it is asked: where the rank is ─────┘
 
-A mark costs less than a microsecond, and is made where the training knows what it does: in its
+A mark costs about a microsecond, and is made where the training knows what it does: in its
 `Account`, at each batch and each step, in `long_work`. Without an `open_page` the marks are made in
 a page that nobody reads.
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.base.files.yaml_file import flat
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
@@ -66,7 +65,7 @@ def test_which_name_became_which_is_told_once(
 
 def test_params_are_flattened() -> None:
     params = {"a": {"b": {"c": 1}, "d": [1, {"x": 2}]}, "e": None, "f": {}, 3: True}
-    assert public(flat(params)) == {
+    assert public(params) == {
         "a.b.c": "1",
         "a.d": "[1, {'x': 2}]",
         "e": "None",

@@ -24,8 +24,8 @@ from hpctrain.data.loading.collate import Collate
 from hpctrain.data.loading.steps import Plan, StepGroup, Steps, Stretch
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.ragged import Ragged
-from hpctrain.data.shards.types import Array, Batch
-from hpctrain.data.source import InBlocks, Source
+from hpctrain.data.shards.types import Array, Batch, Int64s
+from hpctrain.data.source import Source, new_arrays
 from hpctrain.data.workers.pool import Workers
 
 MAX_STEPS = 64  # of a group
@@ -39,9 +39,9 @@ class BatchReader:
     ) -> None:
         self._source, self._collate = source, collate
         self._workers, self._seed = workers, seed
-        self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
-        self._varies = len(self._fixed) < len(source.fields)
-        self.batch_bytes = share * sum(field.nbytes for field in self._fixed.values())
+        fixed = [field.nbytes for field in source.fields.values() if not field.variable]
+        self._varies = len(fixed) < len(source.fields)
+        self.batch_bytes = share * sum(fixed)
         self.batch_s: float | None = None
 
     def steps_in(self, nbytes: int, seconds: float) -> int:
@@ -60,20 +60,14 @@ class BatchReader:
             seed = (self._seed, group.epoch)
             rows = self._workers.submit(seed, positions.reshape(-1), samples.reshape(-1)).result()
         else:
-            rows = self._source.read(samples.reshape(-1), self._room(samples.size))
+            room = new_arrays(self._source.fields, samples.size, self._collate.buffers.take)
+            rows = self._source.read(samples.reshape(-1), room)
         batches = self._collate(rows, mask)
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self.batch_bytes = max(self.batch_bytes, nbytes)
         self.batch_s = (time.monotonic() - began) / len(batches)
         return batches
-
-    def _room(self, count: int) -> dict[str, Array]:
-        """Return arrays for the fixed-size fields of `count` samples."""
-        return {
-            name: self._collate.buffers.take((count, *field.shape), field.dtype)
-            for name, field in self._fixed.items()
-        }
 
 
 P = ParamSpec("P")
@@ -102,8 +96,7 @@ class Prefetcher:
         prefetch_bytes: int,
     ) -> None:
         self._steps, self._sampler, self._source, self._reader = steps, sampler, source, reader
-        # Checked once and not for each group: a check against a protocol is slow.
-        self._in_blocks = sampler if isinstance(sampler, InBlocks) else None
+        self._blocks = getattr(sampler, "blocks", None)  # of one that goes through them in order
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
         self._ahead: deque[tuple[StepGroup, Future[deque[Batch]]]] = deque()
         self.wait_s = 0.0
@@ -154,8 +147,8 @@ class Prefetcher:
             while first < len(stretch.consumed):
                 most = self._reader.steps_in(nbytes, _GROUP_S)
                 group = stretch.part(first, first + min(limit, most))
-                if self._in_blocks is not None:
-                    planning.submit(self._read_ahead, self._in_blocks, group)
+                if self._blocks is not None:
+                    planning.submit(self._read_ahead, self._blocks, group)
                 yield group
                 first, limit = first + len(group.consumed), min(2 * limit, MAX_STEPS)
             stretch = following
@@ -170,8 +163,8 @@ class Prefetcher:
         samples = self._sampler(stretch.epoch, positions.reshape(-1))
         return Plan(positions, samples.reshape(positions.shape), mask)
 
-    def _read_ahead(self, sampler: InBlocks, group: StepGroup) -> None:
-        self._source.read_ahead(sampler.blocks(group.epoch, group.plan.positions.reshape(-1)))
+    def _read_ahead(self, blocks: Callable[[int, Int64s], Int64s], group: StepGroup) -> None:
+        self._source.read_ahead(blocks(group.epoch, group.plan.positions.reshape(-1)))
 
     def _depth(self) -> int:
         """Return how many groups are read, or wait for the consumer, at a time."""

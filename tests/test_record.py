@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from hpctrain import errors
+from hpctrain.base import errors
 from hpctrain.base.files.record import (
     Count,
     Finite,

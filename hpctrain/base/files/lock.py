@@ -126,13 +126,13 @@ def _is_same(fd: int, path: Path) -> bool:
         return False
 
 
-def patience(seconds: float, what: str, nap: float = 0.02) -> Callable[[], None]:
+def patience(seconds: float, what: str) -> Callable[[], None]:
     """Return a `wait` for `file_lock` that raises TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
 
     def wait() -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: another process has held it for {seconds:g} s")
-        time.sleep(nap)
+        time.sleep(0.02)
 
     return wait

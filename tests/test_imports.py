@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 
 # The rooms, from the ground up: each may import those before it.
 CORE = ["base", "config", "cluster", "data", "tracking", "runs", "launch", "engine"]
-# The core never imports these, not even in a function (`hpctrain.base.extensions`). `results` are
+# The core never imports these, not even in a function (`hpctrain.base.offered`). `results` are
 # what comes after a training, `insight` looks at everything.
 EXTENSIONS = [
     *[

@@ -90,11 +90,6 @@ class DevicePrefetcher:
             raise RuntimeError("the training has not been given a batch yet")
         return self._given
 
-    @property
-    def batch_size(self) -> int:
-        """Samples of the step that is `last`, over all ranks, with those that only fill it up."""
-        return self.last.group.batch_size
-
     def samples(self, step: Step | None = None) -> list[SampleId]:
         """See `Loader.samples`; it costs nothing until it is asked."""
         return self.loader.samples(step or self.last)

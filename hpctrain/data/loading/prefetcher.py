@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from hpctrain.data.loading.collate import Collate
-from hpctrain.data.loading.steps import Plan, StepGroup, Steps, Stretch
+from hpctrain.data.loading.steps import StepGroup, StepPlan, Steps, Stretch
 from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Batch, Int64s
@@ -158,10 +158,10 @@ class Prefetcher:
         planning.submit(lambda: self._source.prepare(plan.result().samples.reshape(-1)))
         return StepGroup(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
 
-    def _plan(self, stretch: Stretch) -> Plan:
+    def _plan(self, stretch: Stretch) -> StepPlan:
         positions, mask = self._steps.positions(stretch)
         samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return Plan(positions, samples.reshape(positions.shape), mask)
+        return StepPlan(positions, samples.reshape(positions.shape), mask)
 
     def _read_ahead(self, blocks: Callable[[int, Int64s], Int64s], group: StepGroup) -> None:
         self._source.read_ahead(blocks(group.epoch, group.plan.positions.reshape(-1)))

@@ -179,7 +179,7 @@ def _check(count: int, batch: int, dp_rank: int, dp_size: int, tail: str) -> Non
         )
 
 
-class Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """Positions in the epoch, samples, and which of them count: (steps, share) each."""
 
     positions: Int64s
@@ -191,17 +191,17 @@ class StepGroup(NamedTuple):
     """Successive steps of a stretch."""
 
     epoch: int
-    planned: Future[Plan]  # of the whole stretch
+    planned: Future[StepPlan]  # of the whole stretch
     first: int  # the place of the first step in the stretch
     consumed: list[int]  # the loader's state after each step
     batch_size: int  # samples of a step over all ranks, with those that only fill up
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> StepPlan:
         """The plan of these steps; it waits for the planning thread."""
         chosen = slice(self.first, self.first + len(self.consumed))
         positions, samples, mask = self.planned.result()
-        return Plan(positions[chosen], samples[chosen], mask[chosen])
+        return StepPlan(positions[chosen], samples[chosen], mask[chosen])
 
     def part(self, start: int, stop: int) -> "StepGroup":
         """Return the steps `start` to `stop`, counted from the first one here."""

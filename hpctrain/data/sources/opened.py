@@ -87,11 +87,9 @@ class _ShardWatch:
             except OSError as error:
                 check_shard(path, entry)  # says that it is missing
                 raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
-            if known is not None:
-                right = stamp == known
-            else:  # a staged copy, of another name, was compared when it was made
-                right = not path.match(entry.path) or stamp.modified_ns <= self._since_ns
-            if right:
+            # A staged copy, of another name, was compared when it was made.
+            as_listed = not path.match(entry.path) or stamp.modified_ns <= self._since_ns
+            if stamp == known or (known is None and as_listed):
                 self._noted[shard] = path, stamp
                 return stamp
             _check_touched(path, entry, stamp)

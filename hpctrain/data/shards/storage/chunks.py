@@ -34,7 +34,6 @@ import numpy as np
 
 from hpctrain.base.errors import DataError
 from hpctrain.base.files.record import say
-from hpctrain.data.samplers.permutation import groups
 from hpctrain.data.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.data.shards.storage.chunk_table import ChunkTable, filters, samples_first
 from hpctrain.data.shards.storage.codecs import describe
@@ -125,7 +124,13 @@ class Chunked:
 
     def _visits(self, rows: Int64s) -> list[_Visit]:
         numbers, local = np.divmod(rows, self._run)
-        return [(number, here, local[here]) for number, here in groups(numbers)]
+        if not len(rows):
+            return []
+        if (numbers == numbers[0]).all():
+            return [(int(numbers[0]), slice(None), local)]
+        order = np.argsort(numbers, kind="stable")
+        parts = np.split(order, np.flatnonzero(np.diff(numbers[order])) + 1)
+        return [(int(numbers[part[0]]), part, local[part]) for part in parts]
 
     def _ahead(self, numbers: Sequence[int]) -> None:
         if self._pool is not None:

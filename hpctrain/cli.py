@@ -8,6 +8,7 @@ a login node waits for torch or mlflow.
 import difflib
 import errno
 import io
+import logging
 import os
 import re
 import select
@@ -26,6 +27,8 @@ from hpctrain.base.terminal.terminal import exact, guard, harmless, indented
 from hpctrain.base.version import __version__
 from hpctrain.cluster.ranks.leaving import exit_at_once_if_group_is_open
 from hpctrain.engine.faults import early_signals
+
+log = logging.getLogger(__name__)
 
 # Commands whose module has a `main` that takes the arguments and returns the exit code.
 COMMANDS = {
@@ -155,9 +158,7 @@ def _call(first: str, argv: list[str]) -> int:
     gone.check_command("hpctrain", argv)
     if first in commands:
         return commands[first](argv[1:])
-    from hpctrain.base.extensions import of_others
-
-    if (found := of_others("hpctrain.commands", first)) is not None:
+    if (found := _of_others(first)) is not None:
         guard()
         return int(found(argv[1:]) or 0)
     meant = "".join(difflib.get_close_matches(first, commands, n=1))
@@ -166,6 +167,21 @@ def _call(first: str, argv: list[str]) -> int:
         f"{first}: no such command; {hint}commands are {', '.join(commands)}, "
         "and a training takes KEY=VALUE arguments (--help shows both)"
     )
+
+
+def _of_others(name: str) -> Any:
+    """Return the command that another package brings by its entry points; None if nobody does.
+
+    One that cannot be imported is told and left out.
+    """
+    from importlib.metadata import entry_points
+
+    for entry in entry_points(group="hpctrain.commands", name=name):
+        try:
+            return entry.load()
+        except Exception as error:
+            log.warning("hpctrain.commands: %s (%s) is left out: %s", name, entry.value, error)
+    return None
 
 
 def _command(name: str, argv: list[str]) -> int:

@@ -14,8 +14,7 @@ import pytest
 import yaml
 
 from hpctrain.base.gone import without_gone_keys
-from hpctrain.base.names.run_record import AttemptRecord, BestValue, Followed, RunRecord, Submission
-from hpctrain.base.names.step_names import step_name
+from hpctrain.base.names.run_record import AttemptRecord, BestValue, RunRecord, Submission
 from hpctrain.commands import status
 from hpctrain.commands.facts import Facts
 from hpctrain.config.frozen import dump, load, values_of
@@ -23,9 +22,8 @@ from hpctrain.config.identity import run_path
 from hpctrain.data.shards.index import Index
 from hpctrain.insight.report.account.history import History
 from hpctrain.runs.checkpoints.manifest import Manifest
-from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import columns, recorded, samples
+from hpctrain.tracking import samples
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
 
@@ -71,16 +69,9 @@ def test_runs_of_0_1_0(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert math.isnan(record.result["val/loss"])
     assert record.result["train/loss"] == math.inf
     assert (record.left_out, record.lowered_in) == (((3, 192),), ("12_3", 0))
-    assert record.best_by_jobs == Followed(metric="val/loss", lower=True)
     assert record.attempts[0] != AttemptRecord()
     facts = Facts.read(runs / MADE)
     assert (facts.damage, math.isnan(facts.progress.metrics["val/loss"])) == ("", True)
-    (found,) = recorded.read_all(runs / MADE)
-    (runs / MADE / "checkpoints" / step_name(found.step)).mkdir(parents=True, exist_ok=True)
-    assert best_of(runs / MADE, record) == BestValue(metric="val/loss", value=0.25, step=found.step)
-    assert (found.metrics["val/loss"], math.isnan(found.metrics["val/odd"])) == (0.25, True)
-    steps, keys, values = columns.read(journal_path(runs / MADE))
-    assert ("val/loss", found.step, 0.25) in {*zip(keys, steps.tolist(), values, strict=True)}
 
 
 def test_the_journal_and_the_checkpoints_of_0_1_0(corpus: Path) -> None:
@@ -101,7 +92,7 @@ def test_the_journal_and_the_checkpoints_of_0_1_0(corpus: Path) -> None:
         assert found.files == content["files"]
         found.write(folder)
         assert json.loads((folder / "manifest.json").read_bytes()) == content
-    best = best_of(run, RunRecord.of(run))
+    best = RunRecord.of(run).best
     assert isinstance(best, BestValue)
     assert best.metric == "val/loss"
 

@@ -43,7 +43,7 @@ NO_HYDRA = (
 # What data_prep takes of hpctrain: the format, and what must be the same in both programs. A
 # shuffle of `repack`, the pictures of `images` and the reading of shards are those of a training.
 FORMAT = (
-    "base data.places.verification data.shards data.samplers.groups "
+    "base data.places.origin data.shards data.samplers.groups "
     "data.samplers.order data.sources.images data.sources.reader data.tokenizer"
 )
 WITH_MLFLOW = "tracking.uploading.client tracking.uploading.mlrun tracking.uploading.publish"

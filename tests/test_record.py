@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import msgspec
 import pytest
 
-from hpctrain import errors
+from hpctrain.base import errors
 from hpctrain.base.files.record import (
     Count,
     Finite,
@@ -33,7 +33,6 @@ from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import recorded
 from hpctrain.tracking.meta import Meta, Uploaded
 
 Pid = Annotated[int, msgspec.Meta(ge=2)]
@@ -136,7 +135,6 @@ KINDS: dict[str, tuple[str, Any, Callable[[Path], Any]]] = {
     "modules.json": ("digests", 7, lambda run: trained_code._digests(RunDir(run))),
     "journal/meta.json": ("uid", 7, Meta.read),
     "journal/uploaded.json": ("uid", 7, Uploaded.read),
-    "evaluations/recorded/step-00000005.json": ("time", "x", lambda run: recorded.read(run, 5)),
     "checkpoints/step-00000006/manifest.json": (
         "step",
         "x",
@@ -152,8 +150,6 @@ def old_files(tmp_path: Path) -> Path:
     """Files that 0.1.0 has written, of each kind."""
     corpus = Path(__file__).parent / "corpus" / "0.1.0"
     run = Path(shutil.copytree(corpus / "runs" / "digits-968707dd", tmp_path / "run"))
-    made = corpus / "runs" / "digits-0db66357" / "evaluations"
-    shutil.copytree(made, run / "evaluations", dirs_exist_ok=True)
     shutil.copy(corpus / "digits" / "index.json", run)
     (run / "modules.json").write_text(json.dumps(MODULES))
     uploaded = {"uri": "sqlite:////x", "uid": "u", "experiment_id": "1", "run_id": "r", "offset": 0}

@@ -28,7 +28,7 @@ from data_prep.formats.files import ranges
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
 from hpctrain.base.errors import ConfigError
-from hpctrain.data.places.verification import check_digest
+from hpctrain.data.places.origin import check_digest
 from hpctrain.data.samplers.order import Order
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard

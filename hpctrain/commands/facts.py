@@ -24,7 +24,6 @@ from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state import stop_request, verdict
 from hpctrain.runs.state.shared_job import job_of
 from hpctrain.runs.state.stop_request import StopRequest
-from hpctrain.tracking import recorded
 from hpctrain.tracking.journal import journal_path, last_record
 
 log = logging.getLogger(__name__)
@@ -39,8 +38,6 @@ class Facts:
     # Of progress.json, which rank 0 writes every few seconds.
     progress: Progress = field(default_factory=Progress)
     stop_request: StopRequest | None = None  # who has asked the run to stop for good, and when
-    # The last result that a job of its own has recorded, by 0.2.0.
-    evaluated: dict[str, float] = field(default_factory=dict)
     restarted: str = ""  # how much of its budget of restarts it has spent; "" for nothing
     held: bool = False  # a process holds the lock of the run, as far as this host can see
     died_here: bool = False  # its process was one of this host, and is no more
@@ -62,9 +59,6 @@ class Facts:
             facts = cls(path, RunRecord.of(path), Progress.of(path))
         except DamageError as error:
             return cls(path, damage=str(error))
-        if steps := recorded.steps(path):
-            last = recorded.read(path, max(steps))
-            facts.evaluated = {} if last is None else last.metrics
         if not facts.is_final:
             facts.hang = Hang.of(path, facts.attempt.key, facts.attempt.started)
             facts.stop_request = stop_request.read(path, since=facts.record.submitted)
@@ -90,8 +84,8 @@ class Facts:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The last value of every metric; those of the result and of evaluations count."""
-        values = {**self.progress.metrics, **(self.record.result or {}), **self.evaluated}
+        """The last value of every metric; those of the result count."""
+        values = {**self.progress.metrics, **(self.record.result or {})}
         values.pop("step", None)
         return values
 

@@ -34,7 +34,6 @@ from hpctrain.commands.select import add_dir, all_runs
 from hpctrain.commands.state import UNDER_WAY, State, states_of
 from hpctrain.launch.functions.function_call import code_of
 from hpctrain.runs.checkpoints.manifest import OLD, Manifest, checkpoints, damage
-from hpctrain.runs.chosen_checkpoint import best_step
 from hpctrain.runs.run_dir import RunDir
 
 log = logging.getLogger(__name__)
@@ -154,7 +153,7 @@ def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
 
 def _checkpoints(run: Facts) -> Iterator[Item]:
     folder, newest = run.path / "checkpoints", False
-    best = step_name(best_step(run.path, run.record))
+    best = step_name(run.record.best.step if run.record.best else 0)
     for path in () if folder.is_symlink() else checkpoints(folder):
         if path.name == best:
             continue

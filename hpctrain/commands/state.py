@@ -27,7 +27,6 @@ from hpctrain.base.processes.causes import ANOTHER_RANK, cause_of, named, one_li
 from hpctrain.base.units import duration
 from hpctrain.cluster.slurm.queue import since_epoch
 from hpctrain.commands.facts import Facts, gather
-from hpctrain.runs.chosen_checkpoint import best_of
 
 # In the order of a long table: states that need the user's attention come first.
 STATES = (
@@ -122,12 +121,8 @@ def metric(run: Facts) -> tuple[str, float] | None:
 
 
 def best(run: Facts) -> tuple[float, int] | None:
-    """Return the best value of the main metric and its step; None if its name tells no direction.
-
-    Rank 0 keeps it in progress.json; what jobs have evaluated follows from their results.
-    """
-    found = best_of(run.path, run.record) if run.evaluated else None
-    found = found or run.progress.best
+    """Return the best value of the main metric and its step; None if no direction is known."""
+    found = run.progress.best
     return None if found is None else (found.value, found.step)
 
 

@@ -52,7 +52,7 @@ class DevicePrefetcher:
         self.loader, self._device, self._transform = loader, device, transform
         self.steps, self.steps_per_epoch = loader.steps, loader.steps_per_epoch
         self._seed, self._ahead_bytes, self._closes = seed, ahead_bytes, closes
-        self._state = loader.state_dict()
+        self._consumed = loader.state_dict()["consumed"]
         self._given: Step | None = None  # the step of the batch that the training was given last
         self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
         self._waited_s = 0.0
@@ -60,7 +60,7 @@ class DevicePrefetcher:
     @property
     def epoch(self) -> int:
         """The number of whole epochs given to the training."""
-        return self._state["consumed"] // self.loader.count
+        return self._consumed // self.loader.count
 
     @property
     def wait_s(self) -> float:
@@ -76,12 +76,12 @@ class DevicePrefetcher:
 
     def state_dict(self) -> dict[str, int]:
         """See `Loader.state_dict`."""
-        return dict(self._state)
+        return {"consumed": self._consumed}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """See `Loader.load_state_dict`."""
         self.loader.load_state_dict(state)
-        self._state = self.loader.state_dict()
+        self._consumed = self.loader.state_dict()["consumed"]
 
     @property
     def last(self) -> Step:
@@ -89,11 +89,6 @@ class DevicePrefetcher:
         if self._given is None:
             raise RuntimeError("the training has not been given a batch yet")
         return self._given
-
-    @property
-    def batch_size(self) -> int:
-        """Samples of the step that is `last`, over all ranks, with those that only fill it up."""
-        return self.last.group.batch_size
 
     def samples(self, step: Step | None = None) -> list[SampleId]:
         """See `Loader.samples`; it costs nothing until it is asked."""
@@ -106,15 +101,20 @@ class DevicePrefetcher:
 
     def __iter__(self) -> Iterator[Batch]:
         # Batches that the iterator before had prefetched, but not given, are read again.
-        self.loader.load_state_dict(self._state)
+        self.loader.load_state_dict(self.state_dict())
         return self._on_gpu() if self._device.type == "cuda" else self._here()
 
     def _here(self) -> Iterator[Batch]:
         for batch in self.loader:
-            if self._transform is not None:
-                batch = self._transform(batch, Draws(self._seed, *self.loader.where))
-            self._state, self._given = self.loader.state_dict(), self.loader.last
-            yield batch
+            step = self.loader.last
+            made = self._transformed(batch, step)
+            self._consumed, self._given = step.consumed, step
+            yield made
+
+    def _transformed(self, batch: Batch, step: Step) -> Batch:
+        if self._transform is None:
+            return batch
+        return self._transform(batch, Draws(self._seed, step.group.epoch, step.positions))
 
     def _on_gpu(self) -> Iterator[Batch]:
         stream = torch.cuda.Stream(self._device)
@@ -150,7 +150,7 @@ class DevicePrefetcher:
                 self._read_waits(_PENDING)  # nobody may ask for `wait_s` for long
                 for value in sent.batch.values():
                     value.record_stream(current)
-                self._state, self._given = sent.state, sent.step
+                self._consumed, self._given = sent.step.consumed, sent.step
                 yield sent.batch
         finally:  # the consumer may leave early: pinned buffers must outlive their copies
             stream.synchronize()
@@ -160,13 +160,12 @@ class DevicePrefetcher:
         with torch.cuda.stream(stream):
             batch = {name: x.to(self._device, non_blocking=True) for name, x in host.items()}
             copied.record(stream)
-            if self._transform is not None:
-                made = self._transform(batch, Draws(self._seed, *self.loader.where))
-                # A transform may have made tensors of the CPU.
-                batch = {name: x.to(self._device) for name, x in made.items()}
+            # A transform may have made tensors of the CPU.
+            made = self._transformed(batch, self.loader.last).items()
+            batch = {name: x.to(self._device) for name, x in made}
             there.record(stream)
         size = sum(value.nbytes for value in host.values())
-        return _Sent(batch, host, size, copied, there, self.loader.state_dict(), self.loader.last)
+        return _Sent(batch, host, size, copied, there, self.loader.last)
 
 
 class _Sent(NamedTuple):
@@ -177,5 +176,4 @@ class _Sent(NamedTuple):
     size: int
     copied: torch.cuda.Event
     there: torch.cuda.Event
-    state: dict[str, int]
     step: Step

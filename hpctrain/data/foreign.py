@@ -1,7 +1,7 @@
 """Batches that are not ours: whatever a loop of one's own goes through, with a position.
 
     >>> batches = ForeignBatches(loader)   # a DataLoader, a list, a function that makes a generator
-    >>> for batch in batches:              # without end, or max_epochs: at its end it begins anew
+    >>> for batch in batches:              # without end: at its end it begins anew
     ...     step(batch)
     ...     save(batches.state_dict())     # after batch k: goes on with batch k + 1
 
@@ -34,7 +34,7 @@ _END: Any = object()  # what follows the last batch of an epoch
 
 
 class ForeignBatches(Generic[T]):
-    """Goes through `source` epoch by epoch; `name` is what errors call it.
+    """Goes through `source` epoch by epoch, without end.
 
     Instead of something that can be iterated, `source` may be a function that makes it, for each
     epoch anew. Each rank goes through its own: nothing is divided here (see `undivided`). There is
@@ -43,13 +43,7 @@ class ForeignBatches(Generic[T]):
     While iterating, an epoch without a batch, or with fewer than the position says, is a DataError.
     """
 
-    def __init__(
-        self,
-        source: Iterable[T] | Callable[[], Iterable[T]],
-        name: str = "the data",
-        *,
-        max_epochs: int | None = None,
-    ) -> None:
+    def __init__(self, source: Iterable[T] | Callable[[], Iterable[T]]) -> None:
         self._make: Callable[[], Iterable[T]]
         if hasattr(source, "__iter__"):
             self._make = lambda: source
@@ -57,11 +51,10 @@ class ForeignBatches(Generic[T]):
             self._make = source
         else:
             raise DataError(
-                f"{name}: a {type(source).__name__} cannot be iterated; give a list, a DataLoader, "
-                "an object with __iter__, or a function that returns one of them"
+                f"the data: a {type(source).__name__} cannot be iterated; give a list, a "
+                "DataLoader, an object with __iter__, or a function that returns one of them"
             )
         self._source: Any = source
-        self._name, self._max_epochs = name, max_epochs
         self._keeps_state = all(hasattr(source, f"{do}state_dict") for do in ("", "load_"))
         self._epoch = self._given = 0  # whole epochs, and the batches of the one that runs
         self._seed: int | None = None
@@ -108,10 +101,10 @@ class ForeignBatches(Generic[T]):
         """
         epoch, given = state.get("epoch"), state.get("batches")
         if not (isinstance(epoch, int) and isinstance(given, int) and min(epoch, given) >= 0):
-            raise DataError(f"{self._name}: not the position of batches: {dict(state)!r}")
+            raise DataError(f"the data: not the position of batches: {dict(state)!r}")
         if self._used and (isinstance(self._source, Iterator) or _lives_on(self._source)):
             raise DataError(
-                f"{self._name}: a {type(self._source).__name__} that was used in this process "
+                f"the data: a {type(self._source).__name__} that was used in this process "
                 "cannot be put back; make a new one"
             )
         self._state, self._seed = dict(state), state.get("seed")
@@ -123,7 +116,7 @@ class ForeignBatches(Generic[T]):
         self._inner, self._ahead = None, []
 
     def __iter__(self) -> Iterator[T]:
-        while self._max_epochs is None or self._epoch < self._max_epochs:
+        while True:
             if self._inner is None:
                 self._inner = self._begin()
             batch = self._next(self._inner)
@@ -174,20 +167,20 @@ class ForeignBatches(Generic[T]):
         began, again = time.monotonic(), isinstance(self._source, Sequence)
         if not again:
             log.warning(
-                "%s: a %s has no state_dict, so the %d batches of epoch %d that were used are read "
-                "again. The next ones are those of the undisturbed run if the order comes from "
-                "generators of torch, NumPy or Python that are seeded. torchdata's "
+                "the data: a %s has no state_dict, so the %d batches of epoch %d that were used "
+                "are read again. The next ones are those of the undisturbed run if the order comes "
+                "from generators of torch, NumPy or Python that are seeded. torchdata's "
                 "StatefulDataLoader does not read again",
-                *(self._name, type(self._source).__name__, self._given, self._epoch),
+                *(type(self._source).__name__, self._given, self._epoch),
             )
         for number in range(self._given):
             if next(inner, _END) is _END:
                 raise DataError(
-                    f"{self._name} had {self._given} batches of epoch {self._epoch} or more, and "
+                    f"the data had {self._given} batches of epoch {self._epoch} or more, and "
                     f"has {number} now: give what the run has begun with"
                 )
         if not again:
-            log.info("%s: read again in %.1f s", self._name, time.monotonic() - began)
+            log.info("the data: read again in %.1f s", time.monotonic() - began)
 
     def _next(self, inner: Iterator[T]) -> T:
         if not self._ahead:
@@ -208,13 +201,13 @@ class ForeignBatches(Generic[T]):
         """End an epoch."""
         if not self._given and isinstance(self._source, Iterator) and self._epoch:
             raise DataError(
-                f"{self._name}: a {type(self._source).__name__} gives its batches only once, and "
+                f"the data: a {type(self._source).__name__} gives its batches only once, and "
                 f"epoch {self._epoch} needs them again. Give a list, a DataLoader, an object whose "
                 "__iter__ begins anew, or the function that makes the generator, without calling it"
             )
         if not self._given:
             raise DataError(
-                f"{self._name} has no batch in epoch {self._epoch}: it is empty, or smaller than "
+                f"the data has no batch in epoch {self._epoch}: it is empty, or smaller than "
                 "one batch with drop_last"
             )
         self._epoch, self._given = self._epoch + 1, 0

@@ -55,6 +55,8 @@ class Mix:
             )
         self._classes, self._mixup, self._cutmix = classes, mixup, cutmix
         self._image, self._label = image, label
+        # The part of the images for which CutMix is used.
+        self._part = 0.5 if mixup and cutmix else float(cutmix > 0)
 
     def __call__(self, batch: Batch, draws: Draws) -> Batch:
         """See `hpctrain.data.transforms.Transform`."""
@@ -80,11 +82,6 @@ class Mix:
         mixed = own * weight + own.flip(0) * (1 - weight)
         classes = hot * share[:, None] + hot.flip(0) * (1 - share[:, None])
         return batch | {self._image: mixed, self._label: classes}
-
-    @property
-    def _part(self) -> float:
-        """The part of the images for which CutMix is used."""
-        return 0.5 if self._mixup and self._cutmix else float(self._cutmix > 0)
 
     def _shares(self, cut: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
         """Return the share of each image itself, float32 (batch,)."""

@@ -1,7 +1,7 @@
 """The interfaces between a loader and the source that it reads from."""
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -51,18 +51,14 @@ class Source(Protocol):
         return
 
 
-def new_arrays(fields: Mapping[str, Field], count: int) -> dict[str, Array]:
-    """Return an array (count, *shape) for each fixed-size field."""
+def new_arrays(
+    fields: Mapping[str, Field],
+    count: int,
+    take: Callable[[tuple[int, ...], str], Array] = np.empty,
+) -> dict[str, Array]:
+    """Return an array (count, *shape) for each fixed-size field, as `take` gives one."""
     return {
-        name: np.empty((count, *field.shape), field.dtype)
+        name: take((count, *field.shape), field.dtype)
         for name, field in fields.items()
         if not field.variable
     }
-
-
-@runtime_checkable
-class InBlocks(Protocol):
-    """A sampler that goes through the index space in blocks."""
-
-    def blocks(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the ranges [first, end) that the positions need, int64 (k, 2), in their order."""

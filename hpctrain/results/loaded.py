@@ -24,7 +24,7 @@ from hpctrain.results.fitting_layout import fit_layout
 from hpctrain.runs import trust
 from hpctrain.runs.checkpoints.manifest import checkpoints
 from hpctrain.runs.checkpoints.weight_files import WeightFiles
-from hpctrain.runs.chosen_checkpoint import best_of, chosen_checkpoint
+from hpctrain.runs.chosen_checkpoint import chosen_checkpoint
 from hpctrain.runs.code import trained_code
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
@@ -75,7 +75,7 @@ class LoadedRun:
     @property
     def best(self) -> dict[str, Any] | None:
         """The metric, value and step of the best checkpoint; None without `checkpoint.best`."""
-        best = best_of(self.path, self._run.read())
+        best = self._run.read().best
         return None if best is None else asdict(best)
 
     @property

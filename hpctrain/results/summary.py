@@ -6,7 +6,6 @@ from pathlib import Path
 from hpctrain.base.secrets import mask
 from hpctrain.base.terminal.console import Console, Table
 from hpctrain.config.schema import TrackingConfig
-from hpctrain.runs.chosen_checkpoint import best_of
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.tracking.links import pages_of
 
@@ -23,7 +22,7 @@ def show(run: RunDir, metric: str, tracking: TrackingConfig) -> None:
     for name in dict.fromkeys((metric, *_SHOWN)):
         if name in result:
             table.add_row(name, _number(result[name]))
-    if best := best_of(run.path, record):
+    if best := record.best:
         text = f"{_number(best.value)} at step {best.step:,} (its checkpoint is kept)"
         table.add_row(f"best {best.metric}", text)
     if "perf/samples_per_s" in result:

@@ -158,7 +158,7 @@ class Restored:
             with self.progress(count, "evaluated ") as shown:
 
                 def is_over() -> bool:
-                    shown.advance(min(feed.batch_size, count - shown.samples), 0)
+                    shown.advance(min(feed.last.group.batch_size, count - shown.samples), 0)
                     return False
 
                 means = evaluate(self.model, self.parts.task, feed, is_over, checks=True)

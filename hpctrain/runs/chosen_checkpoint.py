@@ -6,49 +6,17 @@ checkpoint.init_from=runs/digits-3fa92c1b
 """
 
 import logging
-import math
 from pathlib import Path
 
 from hpctrain.base.errors import ConfigError, StorageError, about
-from hpctrain.base.names.run_record import BestValue, RunRecord
 from hpctrain.base.names.step_names import step_name, step_of
 from hpctrain.config.schema import CheckpointConfig
 from hpctrain.runs.checkpoints.manifest import Manifest, checkpoints, damage, newest_intact
 from hpctrain.runs.checkpoints.weight_files import WeightFiles, find_weights
 from hpctrain.runs.run_dir import RunDir
-from hpctrain.tracking import recorded
 
 log = logging.getLogger(__name__)
 _SAID_BYTES = 4e9  # reading so many takes seconds
-
-
-def best_of(path: Path, record: RunRecord) -> BestValue | None:
-    """Return the metric, value and step of the best checkpoint of a run; None without one.
-
-    The training notes it in run.json. Where an older version had evaluations in jobs of their own,
-    it follows from their results: of the checkpoints that are there, it is the one with the best
-    value, and of equal ones the first.
-    """
-    followed = record.best_by_jobs
-    if followed is None:
-        return record.best
-    metric, sign = followed.metric, 1 if followed.lower else -1
-    values = [
-        (sign * one.metrics[metric], one.step)
-        for one in recorded.read_all(path)
-        if math.isfinite(one.metrics.get(metric, math.nan))
-        and (path / "checkpoints" / step_name(one.step)).is_dir()
-    ]
-    if not values:
-        return None
-    value, step = min(values)
-    return BestValue(metric=metric, value=sign * value, step=step)
-
-
-def best_step(path: Path, record: RunRecord) -> int:
-    """Return the step of the best checkpoint; 0 without one. See `best_of`."""
-    best = best_of(path, record)
-    return best.step if best else 0
 
 
 def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = False) -> Path:
@@ -57,7 +25,7 @@ def chosen_checkpoint(run: RunDir, step: int | None = None, *, best: bool = Fals
     It is that of a step, or the `best` of run.json, or without both the newest one that is intact.
     """
     if best:
-        known = best_of(run.path, run.read())
+        known = run.read().best
         if known is None:
             raise StorageError(
                 f"{run.path}: the run has no best checkpoint; checkpoint.best=val/loss keeps one"

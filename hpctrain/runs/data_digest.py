@@ -140,12 +140,20 @@ def _parse_subset(subset: str, count: int, stamp: object) -> tuple[int, list[str
 
 def _checked(key: str, path: str) -> Index:
     try:
-        _check_sizes(path, stamp(f"{path}/{FILE}"))
-        return load_index(path)
+        return _whole(path, stamp(f"{path}/{FILE}"))
     except DataError as error:
         missing = not is_url(path) and not Path(path).exists()
         hint = "; `python -m data_prep --help` shows how to write one" if missing else ""
         raise DataError(f"{key}: {error}{hint}") from error
+
+
+@functools.lru_cache(maxsize=16)
+def _whole(path: str, stamp: object) -> Index:
+    """Return an index whose shards have the right sizes: most runs of a sweep share a data set."""
+    index = load_index(path)
+    if not is_url(path):
+        index.check(Path(path))
+    return index
 
 
 def _check_fields(
@@ -240,10 +248,3 @@ def _check_batch(data: DataConfig, train: TrainConfig, count: int, what: str) ->
             f"train.global_batch_size={size}, but {what} has {count} samples: at most that many, "
             "or data.tail=pad"
         )
-
-
-@functools.lru_cache(maxsize=16)
-def _check_sizes(path: str, stamp: object) -> None:
-    """Check the sizes of the shards, once: most runs of a sweep share a data set."""
-    if not is_url(path):
-        load_index(path).check(Path(path))

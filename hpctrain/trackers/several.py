@@ -14,7 +14,7 @@ from typing import Any
 
 from hpctrain.base.secrets import mask
 from hpctrain.tracking.journal import journal_path, read_all
-from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Status, Tracker, flatten, public
+from hpctrain.tracking.tracker import JournalTracker, OtherTracker, Status, Tracker, public
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,9 @@ class SeveralTrackers(Tracker):
     def start(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Begin an attempt."""
         self._journal.start(params, tags)
-        self._tell("start", public(flatten(params)), public(tags))
+        self._tell("start", public(params), public(tags))
 
-    log_params = _passed_on("log_params", lambda params: public(flatten(params)))
+    log_params = _passed_on("log_params", public)
     log_tags = _passed_on("log_tags", public)
     log_metrics = _passed_on("log_metrics", steps=True)
     log_image = _passed_on("log_image", steps=True)

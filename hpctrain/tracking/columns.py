@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpctrain.tracking import journal, recorded
+from hpctrain.tracking import journal
 
 
 def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float64]]:
-    """Read the metrics of a run, sorted by step and key: its journal, and recorded evaluations.
+    """Read the metrics of a journal, sorted by step and key.
 
     Metrics that a resumed attempt has superseded are left out. If a step has a key twice, the later
     value counts. The steps are int64 (n,), the keys text (n,), the values float64 (n,).
@@ -30,12 +30,6 @@ def read(path: Path) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[np.float6
             values.extend(map(float, found.values()))
         elif body["kind"] == "superseded":
             superseded.append((body["from"], min(body["to"], record.start)))
-    for evaluated in recorded.read_all(path.parents[1]):
-        for key, value in evaluated.metrics.items():
-            places.append(-1)  # nothing supersedes it
-            steps.append(evaluated.step)
-            codes.append(numbers.setdefault(key, len(numbers)))
-            values.append(value)
     kept, place = np.ones(len(steps), np.bool_), np.frombuffer(places, np.int64)
     for begin, stop in superseded:
         kept &= (place < begin) | (place >= stop)

@@ -97,10 +97,9 @@ def _no_store(uri: str) -> str:
     )
 
 
-def opened(path: Path, mode: str, timeout_s: float = 5.0) -> "closing[sqlite3.Connection]":
+def opened(path: Path, mode: str) -> "closing[sqlite3.Connection]":
     """Return a context with an open SQLite database, read-only with the mode `ro`."""
-    address = f"{path.absolute().as_uri()}?mode={mode}"
-    return closing(sqlite3.connect(address, uri=True, timeout=timeout_s))
+    return closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", uri=True))
 
 
 def is_made(path: Path) -> bool:

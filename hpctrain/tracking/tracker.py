@@ -170,7 +170,7 @@ class JournalTracker(Tracker):
         If a later attempt records another value, MLflow keeps the first one, and the new one is
         the tag `hpctrain.changed.KEY`.
         """
-        self._journal.append("params", params=public(flatten(params)))
+        self._journal.append("params", params=public(params))
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record the metrics of a step, with one write and no fsync.
@@ -286,14 +286,12 @@ class JournalTracker(Tracker):
 
 
 def public(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values as text, without the secrets in them: others can read the store."""
+    """Return the values as text by dotted key, without the secrets: others can read the store.
+
+    A list or an empty mapping is one value.
+    """
     known = secrets.known()
     return {
         key: secrets.mask(secrets.reference(str(value), values=known))
-        for key, value in values.items()
+        for key, value in flat(values).items()
     }
-
-
-def flatten(tree: Mapping[str, Any]) -> dict[str, str]:
-    """Return nested params as `{"optimizer.lr": "0.1"}`; a list or empty mapping is one value."""
-    return {key: str(value) for key, value in flat(tree).items()}

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpctrain.data.samplers.mixture import Mixture
+from hpctrain.data.samplers.order import draw
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.source import Source
@@ -55,8 +56,8 @@ def test_a_concatenation_is_a_source(readers):
     inner = Concat({"a": readers["a"], "b": readers["b"]})
     whole = Concat({"both": inner, "c": readers["c"]})
     assert whole.read(np.arange(20)[::-1])["id"].tolist() == list(range(20))[::-1]
-    mixture = Mixture({name: len(reader) for name, reader in readers.items()}, count=100)
-    ids = Concat(readers).read(mixture(0, np.arange(100)))["id"]
+    mixture = Mixture({name: len(reader) for name, reader in readers.items()})
+    ids = Concat(readers).read(draw(mixture, 0, np.arange(100)))["id"]
     assert set(ids.tolist()) == set(range(20))
 
 

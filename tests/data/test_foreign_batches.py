@@ -93,7 +93,7 @@ KINDS: dict[str, Callable[[], Any]] = {
 }
 
 
-def trained(batches: ForeignBatches[Any], steps: int | None) -> list[Any]:
+def trained(batches: ForeignBatches[Any], steps: int) -> list[Any]:
     """Return what a training with random numbers of its own makes of the batches."""
     some = islice(batches, steps)
     return [(torch.as_tensor(batch).tolist(), torch.rand(()).item()) for batch in some]
@@ -121,10 +121,10 @@ def test_a_resumed_run_is_the_undisturbed_one(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["global", "generator", "sampler", "two ranks", "function"])
 def test_each_epoch_has_an_order_of_its_own(kind: str) -> None:
-    batches = ForeignBatches(KINDS[kind](), max_epochs=2)
-    made = [batch for batch, _ in trained(batches, None)]
-    half = len(made) // 2
-    assert made[:half] != made[half:]
+    batches = ForeignBatches(KINDS[kind]())
+    half = batches.steps_per_epoch or SAMPLES
+    made = [batch for batch, _ in trained(batches, 2 * half + 1)]
+    assert made[:half] != made[half : 2 * half]
     assert batches.epoch == 2
 
 
@@ -160,14 +160,11 @@ def test_what_keeps_its_state_is_not_read_again(caplog: pytest.LogCaptureFixture
 
 
 def test_the_cost_of_reading_again_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    resumed = ForeignBatches(own_generator(), "the data of steps")
+    resumed = ForeignBatches(own_generator())
     resumed.load_state_dict({"epoch": 2, "batches": 3, "seed": 0})
     with caplog.at_level(logging.WARNING):
         trained(resumed, 1)
-    assert (
-        "the data of steps: a DataLoader has no state_dict, so the 3 batches of epoch 2"
-        in caplog.text
-    )
+    assert "the data: a DataLoader has no state_dict, so the 3 batches of epoch 2" in caplog.text
 
 
 def test_what_cannot_be_used_is_told() -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hpctrain.addons.node.stage import Stage
-from hpctrain.data.places.verification import check_digest
+from hpctrain.data.places.origin import check_digest
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources import opened
 from hpctrain.data.sources.reader import Reader

@@ -271,6 +271,7 @@ def test_samples_of_like_length_and_packed(build: Build, tmp_path: Path) -> None
         ("data.mixture=[{name: a, path: /x, wait: 1}]", "data.mixture[0].wait is unknown"),
         ("data.mixture=[{name: a, path: /x, weight: -1}]", "data.mixture[0].weight=-1: it must"),
         ("data.mixture=[{name: a, path: /x, weight: 0}]", "data.mixture: the weights are all 0"),
+        ("data.mixture=[{name: a, path: /x, weight: nan}]", "data.mixture[0].weight=nan: it must"),
         ("data.mixture=[{name: a, path: /no}]", "data.mixture[0].path: the data folder /no does"),
         ("data.verify=yes", "data.verify=yes: allowed are off, first_use"),
         ("data.images.size=[3]", "data.images.size=[3]: it must be [height, width]"),

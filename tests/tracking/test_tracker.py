@@ -7,7 +7,7 @@ import pytest
 from hpctrain.errors import TrackingError
 from hpctrain.tracking.journal import journal_path, read_all
 from hpctrain.tracking.meta import Meta
-from hpctrain.tracking.tracker import JournalTracker, Tracker, flatten
+from hpctrain.tracking.tracker import JournalTracker, Tracker, public
 
 
 def tracker(run_dir: Path, uri: str = "sqlite:////x/mlflow.db", uid: str = "r") -> JournalTracker:
@@ -64,7 +64,8 @@ def test_which_name_became_which_is_told_once(
 
 
 def test_params_are_flattened() -> None:
-    assert flatten({"a": {"b": {"c": 1}, "d": [1, {"x": 2}]}, "e": None, "f": {}, 3: True}) == {
+    params = {"a": {"b": {"c": 1}, "d": [1, {"x": 2}]}, "e": None, "f": {}, 3: True}
+    assert public(params) == {
         "a.b.c": "1",
         "a.d": "[1, {'x': 2}]",
         "e": "None",

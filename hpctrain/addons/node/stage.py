@@ -22,6 +22,7 @@ import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,11 +33,11 @@ from hpctrain.base.errors import StorageError
 from hpctrain.base.forks import PerProcess
 from hpctrain.base.units import readable
 from hpctrain.data.places.origin import Origin, digest_of, pour
-from hpctrain.data.places.verification import ProgressLog
 from hpctrain.data.shards.index import Shard
 
 log = logging.getLogger(__name__)
 
+_TOLD_EVERY_S = 10.0
 _THREADS = 4  # shards that a process copies at once; one stream does not fill a network
 
 
@@ -65,7 +66,7 @@ class Stage(PerProcess):
         self._copying: list[str] = []
         self._staged: set[str] = set()  # known to be there
         self._threads: list[threading.Thread] = []
-        self._progress = ProgressLog("staging", 0)
+        self._progress = _ProgressLog(0)
         self._warned = self._stopped = False
         self._failure = ""  # why nothing more is staged
         self.copied_bytes = 0  # of the shards that this process has copied from the source
@@ -104,7 +105,7 @@ class Stage(PerProcess):
         with self._changed:
             known = {*self._staged, *self._copying}
             self._planned = deque(s for s in shards if digest_of(s) not in known)
-            self._progress = ProgressLog("staging", sum(shard.bytes for shard in self._planned))
+            self._progress = _ProgressLog(sum(shard.bytes for shard in self._planned))
             while self._planned and len(self._threads) < _THREADS:
                 name = f"hpctrain-stage-{len(self._threads)}"
                 self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
@@ -189,3 +190,27 @@ class Stage(PerProcess):
 
 class _Stopped(RuntimeError):
     """`close` was called."""
+
+
+class _ProgressLog:
+    """Counts bytes, from any thread."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+        self._started = self._logged_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """Count `count` more bytes as processed."""
+        with self._lock:
+            self._done += count
+            now = time.monotonic()
+            if now - self._logged_at < _TOLD_EVERY_S:
+                return
+            self._logged_at = now
+        rate = self._done / (now - self._started)
+        log.info(
+            "staging: %.1f of %.1f GB, %.0f MB/s, %.0f s left",
+            *(self._done / 1e9, self._total / 1e9),
+            *(rate / 1e6, max(0, self._total - self._done) / max(1.0, rate)),
+        )

@@ -99,8 +99,9 @@ def sync_file_system(folder: Path) -> None:
 def why_unwritten(folder: Path) -> str:
     """Return why a write into a folder has failed, for libraries that do not say; "" if unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if limit != resource.RLIM_INFINITY and (largest := _of_size(folder, limit)):
-        return f"{largest} has the most bytes that a file may have, {limit:,} (ulimit -f)"
+    for path in sorted(folder.rglob("*")) if limit != resource.RLIM_INFINITY else ():
+        if path.is_file() and path.stat().st_size >= limit:
+            return f"{path.name} has the most bytes that a file may have, {limit:,} (ulimit -f)"
     probe = temporary(folder / "probe")
     try:
         with probe.open("xb") as file:
@@ -114,12 +115,6 @@ def why_unwritten(folder: Path) -> str:
     finally:
         probe.unlink(missing_ok=True)
     return ""
-
-
-def _of_size(folder: Path, least: int) -> str:
-    """Return the name of a file in a folder that has so many bytes; "" if none has."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return next((path.name for path in files if path.stat().st_size >= least), "")
 
 
 def set_aside(path: Path) -> Path:

@@ -110,13 +110,10 @@ def take(fd: int, path: Path, wait: Callable[[], None]) -> None:
                 raise
             # Lustre mounted without `flock`, for example. Working without a lock is better than
             # not working at all.
-            return _tell_once(os.fstat(fd).st_dev, path, error)
-
-
-def _tell_once(device: int, path: Path, error: OSError) -> None:
-    if device not in _without:  # else each change of run.json would tell it
-        _without.add(device)
-        log.warning("%s: this file system has no locks (%s)", path, error)
+            if (device := os.fstat(fd).st_dev) not in _without:
+                _without.add(device)  # else each change of run.json would tell it
+                log.warning("%s: this file system has no locks (%s)", path, error)
+            return None
 
 
 _without = set[int]()
@@ -129,13 +126,13 @@ def _is_same(fd: int, path: Path) -> bool:
         return False
 
 
-def patience(seconds: float, what: str, nap: float = 0.02) -> Callable[[], None]:
+def patience(seconds: float, what: str) -> Callable[[], None]:
     """Return a `wait` for `file_lock` that raises TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
 
     def wait() -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(f"{what}: another process has held it for {seconds:g} s")
-        time.sleep(nap)
+        time.sleep(0.02)
 
     return wait

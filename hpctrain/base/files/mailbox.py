@@ -11,13 +11,12 @@
 A kind of message has a box of its own. `*` in its name stands for one of several, such as a node.
 """
 
-import os
 from pathlib import Path
 from typing import ClassVar, Self
 
 from hpctrain.base.errors import DamageError
 from hpctrain.base.files.disk import write_atomically
-from hpctrain.base.files.record import Record, read_owned, written
+from hpctrain.base.files.record import Record, read, written
 
 
 class Message(Record, frozen=True):
@@ -38,18 +37,14 @@ class Message(Record, frozen=True):
         write_atomically(path, written(self), sync=False)
 
     @classmethod
-    def get(cls, folder: Path, name: str = "", *, own: bool = False) -> Self | None:
-        """Return the message in a folder; None if there is none, or it cannot be read.
-
-        With `own` another user's is none.
-        """
+    def get(cls, folder: Path, name: str = "") -> Self | None:
+        """Return the message in a folder; None if there is none, or it cannot be read."""
         try:
-            found, owner = read_owned(cls, cls.path(folder, name), 1 + cls.BOX.count("/"))
+            return read(cls, cls.path(folder, name), 1 + cls.BOX.count("/"))
         except (OSError, DamageError):
             return None
-        return None if own and owner != os.geteuid() else found
 
     @classmethod
-    def drop(cls, folder: Path, name: str = "") -> None:
+    def drop(cls, folder: Path) -> None:
         """Remove the message, if there is one."""
-        cls.path(folder, name).unlink(missing_ok=True)
+        cls.path(folder).unlink(missing_ok=True)

@@ -70,10 +70,10 @@ def read(path: Path, types: Mapping[str, str] | None = None) -> Any:
     return parse(content(path), str(path), types)
 
 
-def content(path: Path, parts: int = 1) -> bytes:
+def content(path: Path) -> bytes:
     """Return the bytes of a file for `parse`. ConfigError: it cannot be read (`open_regular`)."""
     try:
-        with open_regular(path, parts) as file:
+        with open_regular(path) as file:
             return file.read(LONGEST + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error

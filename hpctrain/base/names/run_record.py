@@ -55,13 +55,6 @@ class BestValue(Record, frozen=True, kw_only=True):
     step: Count
 
 
-class Followed(Record, frozen=True):
-    """The metric by which evaluations in jobs of their own chose the best checkpoint."""
-
-    metric: str
-    lower: bool
-
-
 class AttemptKey(NamedTuple):
     """Which start of a run this is: the ranks of one step of a job, after so many requeues."""
 
@@ -163,7 +156,6 @@ class RunRecord(Record, frozen=True):
     submission: Submission | None = None
     result: dict[str, int | float] | None = None
     best: BestValue | None = None
-    best_by_jobs: Followed | None = None
     sweep: dict[str, str] | None = None
     swept: tuple[str, ...] = ()
     overrides: tuple[str, ...] = ()

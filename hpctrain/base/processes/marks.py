@@ -4,7 +4,7 @@
     a thread ─────── twice a second: that it is alive ────────┼── page ── the observer
                      when it is asked: where the rank is ─────┘
 
-A mark costs less than a microsecond, and is made where the training knows what it does: in its
+A mark costs about a microsecond, and is made where the training knows what it does: in its
 `Account`, at each batch and each step, in `long_work`. Without an `open_page` the marks are made in
 a page that nobody reads.
 
@@ -40,7 +40,7 @@ class _Marks(NamedTuple):
     alive: float = 0.0  # of the last sign of the thread
     answered: float = 0.0
     asked: float = 0.0  # of the last question where the rank is
-    # By the main thread; the last two, and the stay in STEP behind them, change in each step.
+    # By the main thread:
     begun: float = 0.0  # since when: a process may train one run after another
     left: float = 0.0  # 1: no marks are made any more, because the rank ends
     long_work: float = 0.0  # more than 0: it may take any time
@@ -50,7 +50,6 @@ class _Marks(NamedTuple):
 
 
 _NUMBER, _OF_RANK, _ALL, _STAY = map(struct.Struct, ("d", "6d", "9d", "2d"))
-_STEPPED = struct.Struct("4d")  # at, step, and the stay in STEP
 _ALIVE, _ANSWERED, _ASKED, _BEGUN, _AT = (
     8 * _Marks._fields.index(n) for n in ("alive", "answered", "asked", "begun", "at")
 )
@@ -59,7 +58,7 @@ _TEXT = 256  # where the answer begins
 
 def _stay_at(phase: int) -> int:
     """Where the page has how often a phase was left, and the longest time of the last time."""
-    return _ALL.size + _STAY.size * ((phase - STEP) % len(PHASES))
+    return _ALL.size + _STAY.size * phase
 
 
 class Page:
@@ -192,15 +191,8 @@ def begin_step() -> None:
 
 def stepped(step: int) -> None:
     """Mark that this rank has made so many global steps."""
-    rank = _rank
-    if rank.phase != STEP:
-        rank.step, rank.has_stepped = step, True
-        enter(STEP)
-        return
-    # As `enter(STEP)`, by one write.
-    now, count = monotonic(), rank.counts[STEP] + 1
-    _STEPPED.pack_into(rank.page, _AT, now, step, count, max(rank.longest, now - rank.at))
-    rank.at, rank.step, rank.counts[STEP], rank.longest = now, step, count, 0.0
+    _rank.step, _rank.has_stepped = step, True
+    enter(STEP)
 
 
 def leave() -> None:

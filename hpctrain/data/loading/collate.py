@@ -60,7 +60,9 @@ class Buffers:
             memory = idle.pop()
         except IndexError:
             self._make_room(size)
-            memory = self._new(size)
+            memory = np.empty(size, np.uint8)
+            if self.pin:
+                memory = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
         array = np.frombuffer(memory.data[:needed], kind)
         # All views of this array, torch's too, refer to its base, a memoryview that nothing else
         # refers to. So the loan ends when the memoryview does.
@@ -82,12 +84,6 @@ class Buffers:
             for idle in [*self._idle.values()]:
                 idle.clear()
 
-    def _new(self, size: int) -> Array:
-        if self.pin:
-            array: Array = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-            return array
-        return np.empty(size, np.uint8)
-
 
 Layout = Literal["pad", "pack"]
 
@@ -101,7 +97,7 @@ class Collate:
     """Makes batches."""
 
     def __init__(self, fields: Mapping[str, Field], layout: Layout, buffers: Buffers) -> None:
-        self._packs, self._buffers = layout == "pack", buffers
+        self._packs, self.buffers = layout == "pack", buffers
         more = OFFSETS if self._packs else LENGTH
         needed = {name + more for name, field in fields.items() if field.variable}
         taken = sorted(set(fields) & (needed | {MASK}))
@@ -144,6 +140,6 @@ class Collate:
         """Return a tensor with the dtype, and in the memory, that the consumer gets."""
         tensor = torch.from_numpy(array)
         if array.dtype in WIDER:
-            wide = self._buffers.take(array.shape, WIDER[array.dtype])
+            wide = self.buffers.take(array.shape, WIDER[array.dtype])
             tensor = torch.from_numpy(wide).copy_(tensor)
-        return tensor.pin_memory() if self._buffers.pin and not tensor.is_pinned() else tensor
+        return tensor.pin_memory() if self.buffers.pin and not tensor.is_pinned() else tensor

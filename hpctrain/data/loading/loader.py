@@ -23,9 +23,9 @@ from contextlib import closing
 from hpctrain.base.errors import DataError
 from hpctrain.data.loading.collate import Buffers, Collate, Layout
 from hpctrain.data.loading.prefetcher import BatchReader, Prefetcher
-from hpctrain.data.loading.steps import Planner, Step, Steps, Tail
+from hpctrain.data.loading.steps import Step, Steps, Tail
 from hpctrain.data.samplers.order import Order, Sampler
-from hpctrain.data.shards.types import Batch, Int64s
+from hpctrain.data.shards.types import Batch
 from hpctrain.data.source import SampleId, Source
 from hpctrain.data.workers.pool import Workers
 
@@ -81,12 +81,10 @@ class Loader:
             threads = max(threads, 2 * workers.count)
         elif threads:  # one core is the consumer's
             threads = min(threads, max(1, len(os.sched_getaffinity(0)) - 1))
-        buffers = Buffers(pin_memory)
-        made = Collate(source.fields, collate, buffers)
-        reader = BatchReader(source, self.steps.share, made, buffers, workers=workers, seed=seed)
-        planner = Planner(self.steps, sampler, source)
+        made = Collate(source.fields, collate, Buffers(pin_memory))
+        reader = BatchReader(source, self.steps.share, made, workers=workers, seed=seed)
         self._prefetcher = Prefetcher(
-            planner, reader, threads=threads, prefetch_bytes=prefetch_bytes
+            *(self.steps, sampler, source, reader), threads=threads, prefetch_bytes=prefetch_bytes
         )
         self._consumed = self._iteration = 0
         self._here: deque[Batch] = deque()  # the batches of the current group that are left
@@ -107,11 +105,6 @@ class Loader:
     def epoch(self) -> int:
         """The number of whole epochs consumed: after the last batch of the first epoch it is 1."""
         return self._consumed // self.steps.count
-
-    @property
-    def where(self) -> tuple[int, Int64s]:
-        """The epoch of the batch handed out last, and its positions there, int64 (b,)."""
-        return self.last.group.epoch, self.last.positions
 
     @property
     def last(self) -> Step:
@@ -153,8 +146,8 @@ class Loader:
         self._here = deque()
         with closing(self._prefetcher.read(self._consumed)) as groups:
             for group, self._here in groups:
-                for number, consumed in enumerate(group.consumed):
-                    self._consumed, self._last = consumed, Step(group, number)
+                for number, self._consumed in enumerate(group.consumed):
+                    self._last = Step(group, number)
                     # Taken out: a batch that the consumer has dropped shall not live on here.
                     yield self._here.popleft()
                     self._check_current(iteration)

@@ -20,11 +20,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from hpctrain.data.loading.collate import Buffers, Collate
-from hpctrain.data.loading.steps import Planner, StepGroup
+from hpctrain.data.loading.collate import Collate
+from hpctrain.data.loading.steps import StepGroup, StepPlan, Steps, Stretch
+from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.ragged import Ragged
-from hpctrain.data.shards.types import Array, Batch
-from hpctrain.data.source import Source
+from hpctrain.data.shards.types import Array, Batch, Int64s
+from hpctrain.data.source import Source, new_arrays
 from hpctrain.data.workers.pool import Workers
 
 MAX_STEPS = 64  # of a group
@@ -34,20 +35,13 @@ class BatchReader:
     """Reads groups; `batch_bytes` is that of the largest batch so far, where lengths vary."""
 
     def __init__(
-        self,
-        source: Source,
-        share: int,
-        collate: Collate,
-        buffers: Buffers,
-        *,
-        workers: Workers | None,
-        seed: int,
+        self, source: Source, share: int, collate: Collate, *, workers: Workers | None, seed: int
     ) -> None:
-        self._source, self._share, self._collate = source, share, collate
-        self._buffers, self._workers, self._seed = buffers, workers, seed
-        self._fixed = {name: f for name, f in source.fields.items() if not f.variable}
-        self._varies = len(self._fixed) < len(source.fields)
-        self.batch_bytes = share * sum(field.nbytes for field in self._fixed.values())
+        self._source, self._collate = source, collate
+        self._workers, self._seed = workers, seed
+        fixed = [field.nbytes for field in source.fields.values() if not field.variable]
+        self._varies = len(fixed) < len(source.fields)
+        self.batch_bytes = share * sum(fixed)
         self.batch_s: float | None = None
 
     def steps_in(self, nbytes: int, seconds: float) -> int:
@@ -66,20 +60,14 @@ class BatchReader:
             seed = (self._seed, group.epoch)
             rows = self._workers.submit(seed, positions.reshape(-1), samples.reshape(-1)).result()
         else:
-            rows = self._source.read(samples.reshape(-1), self._room(samples.size))
+            room = new_arrays(self._source.fields, samples.size, self._collate.buffers.take)
+            rows = self._source.read(samples.reshape(-1), room)
         batches = self._collate(rows, mask)
         if self._varies:
             nbytes = max(sum(value.nbytes for value in batch.values()) for batch in batches)
             self.batch_bytes = max(self.batch_bytes, nbytes)
         self.batch_s = (time.monotonic() - began) / len(batches)
         return batches
-
-    def _room(self, count: int) -> dict[str, Array]:
-        """Return arrays for the fixed-size fields of `count` samples."""
-        return {
-            name: self._buffers.take((count, *field.shape), field.dtype)
-            for name, field in self._fixed.items()
-        }
 
 
 P = ParamSpec("P")
@@ -91,16 +79,24 @@ _GROUP_S = 0.25  # seconds that the reading of a group of several batches may ta
 
 
 class Prefetcher:
-    """Reads the groups of one rank in their order.
+    """Plans and reads the groups of one rank in their order, and tells the source what comes.
 
     About `prefetch_bytes` are read ahead, at least a group for each thread. Without threads the
     consumer reads each group when it needs it. `wait_s` is how long the consumer has waited.
     """
 
     def __init__(
-        self, planner: Planner, reader: BatchReader, *, threads: int, prefetch_bytes: int
+        self,
+        steps: Steps,
+        sampler: Sampler,
+        source: Source,
+        reader: BatchReader,
+        *,
+        threads: int,
+        prefetch_bytes: int,
     ) -> None:
-        self._planner, self._reader = planner, reader
+        self._steps, self._sampler, self._source, self._reader = steps, sampler, source, reader
+        self._blocks = getattr(sampler, "blocks", None)  # of one that goes through them in order
         self._threads, self._prefetch_bytes = threads, prefetch_bytes
         self._ahead: deque[tuple[StepGroup, Future[deque[Batch]]]] = deque()
         self.wait_s = 0.0
@@ -143,15 +139,32 @@ class Prefetcher:
         """Cut the steps into groups, small ones at first, so that the first batch is fast."""
         nbytes = GROUP if self._threads else _GROUP_WHEN_ASKED
         limit = 1
-        for stretch in self._planner.stretches(consumed, planning):
+        planned = (self._planned(each, planning) for each in self._steps.stretches(consumed))
+        stretch = next(planned, None)
+        while stretch is not None:
+            following = next(planned, None)  # which `planning` plans meanwhile
             first = 0
             while first < len(stretch.consumed):
                 most = self._reader.steps_in(nbytes, _GROUP_S)
                 group = stretch.part(first, first + min(limit, most))
-                if self._planner.in_blocks is not None:
-                    self._planner.read_ahead(group, planning)
+                if self._blocks is not None:
+                    planning.submit(self._read_ahead, self._blocks, group)
                 yield group
                 first, limit = first + len(group.consumed), min(2 * limit, MAX_STEPS)
+            stretch = following
+
+    def _planned(self, stretch: Stretch, planning: Executor) -> StepGroup:
+        plan = planning.submit(self._plan, stretch)
+        planning.submit(lambda: self._source.prepare(plan.result().samples.reshape(-1)))
+        return StepGroup(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
+
+    def _plan(self, stretch: Stretch) -> StepPlan:
+        positions, mask = self._steps.positions(stretch)
+        samples = self._sampler(stretch.epoch, positions.reshape(-1))
+        return StepPlan(positions, samples.reshape(positions.shape), mask)
+
+    def _read_ahead(self, blocks: Callable[[int, Int64s], Int64s], group: StepGroup) -> None:
+        self._source.read_ahead(blocks(group.epoch, group.plan.positions.reshape(-1)))
 
     def _depth(self) -> int:
         """Return how many groups are read, or wait for the consumer, at a time."""

@@ -1,4 +1,4 @@
-"""Which positions each step has, and which of them this rank takes: arithmetic, and plans.
+"""Which positions each step has, and which of them this rank takes: arithmetic.
 
     count 10, global batch 4, 2 ranks          epoch 0              epoch 1
     positions                                  0 1 2 3 4 5 6 7 8 9  0 1 2 3 …
@@ -12,29 +12,27 @@ it with any number of ranks and any batch size. Every rank makes the same number
 
 With a ramp the first steps are smaller. `consumed` says which stage of the ramp a step belongs to.
 
-Which samples stand at the positions is planned before they are read: a stretch of many steps at
-once, which is then read in groups of steps.
+Which samples stand at the positions is planned before they are read (`prefetcher`): a stretch of
+many steps at once, which is then read in groups of steps.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.samplers.order import Sampler
 from hpctrain.data.shards.types import Int64s
-from hpctrain.data.source import InBlocks, Source
 
 Tail = Literal["drop", "pad"]
 
 _STRETCH = 16_384  # positions of a rank that are planned at once
 
 
-class _Stretch(NamedTuple):
+class Stretch(NamedTuple):
     """Successive steps of one epoch: where they begin in it, `consumed` after each, their size."""
 
     epoch: int
@@ -86,9 +84,6 @@ class Steps:
 
     def steps_in(self, epochs: int) -> int:
         """Return the number of steps of the first `epochs` epochs."""
-        return epochs * self.steps_per_epoch if len(self._stages) == 1 else self._ramped(epochs)
-
-    def _ramped(self, epochs: int) -> int:
         end, total = epochs * self.count, 0
         for size, begin, after in self._stages:
             last = min(after, end)
@@ -98,14 +93,8 @@ class Steps:
 
     def fills_up(self, steps: int) -> bool:
         """Return whether one of the first `steps` steps has positions that do not count."""
-        if len(self._stages) > 1:
-            return not self._drops and self._ramp_fills_up(steps)
-        size = self._stages[0].batch_size
-        return not self._drops and self.count % size > 0 and steps >= self.steps_per_epoch
-
-    def _ramp_fills_up(self, steps: int) -> bool:
         final = self._stages[-1]
-        for stretch in self.stretches(0):
+        for stretch in () if self._drops else self.stretches(0):
             if stretch.offset == 0 and stretch.epoch * self.count >= final.begin:
                 # From here on all epochs are alike.
                 return self.count % final.batch_size > 0 and steps >= self.steps_per_epoch
@@ -117,7 +106,7 @@ class Steps:
                 return False
         return False
 
-    def stretches(self, consumed: int) -> Iterator[_Stretch]:
+    def stretches(self, consumed: int) -> Iterator[Stretch]:
         """Yield the steps from `consumed` on, at most _STRETCH positions of this rank at a time."""
         while True:
             consumed = self._settle(consumed)
@@ -128,13 +117,11 @@ class Steps:
             left = min(self.count - offset, stage_end - consumed)
             steps = max(1, min(int(left // size), _STRETCH // self._share(size)))
             ends = (min(offset + n * size, self.count) for n in range(1, steps + 1))
-            stretch = _Stretch(
-                epoch, offset, [self._settle(consumed - offset + end) for end in ends], size
-            )
-            yield stretch
-            consumed = stretch.consumed[-1]
+            states = [self._settle(consumed - offset + end) for end in ends]
+            yield Stretch(epoch, offset, states, size)
+            consumed = states[-1]
 
-    def positions(self, stretch: _Stretch) -> tuple[Int64s, NDArray[np.bool_]]:
+    def positions(self, stretch: Stretch) -> tuple[Int64s, NDArray[np.bool_]]:
         """Return this rank's positions, and which do not only fill up: (steps, share) each."""
         size = stretch.batch_size
         first = stretch.offset + self._dp_rank * (size // self._dp_size)
@@ -192,7 +179,7 @@ def _check(count: int, batch: int, dp_rank: int, dp_size: int, tail: str) -> Non
         )
 
 
-class _Plan(NamedTuple):
+class StepPlan(NamedTuple):
     """Positions in the epoch, samples, and which of them count: (steps, share) each."""
 
     positions: Int64s
@@ -204,17 +191,17 @@ class StepGroup(NamedTuple):
     """Successive steps of a stretch."""
 
     epoch: int
-    planned: Future[_Plan]  # of the whole stretch
+    planned: Future[StepPlan]  # of the whole stretch
     first: int  # the place of the first step in the stretch
     consumed: list[int]  # the loader's state after each step
     batch_size: int  # samples of a step over all ranks, with those that only fill up
 
     @property
-    def plan(self) -> _Plan:
+    def plan(self) -> StepPlan:
         """The plan of these steps; it waits for the planning thread."""
         chosen = slice(self.first, self.first + len(self.consumed))
         positions, samples, mask = self.planned.result()
-        return _Plan(positions[chosen], samples[chosen], mask[chosen])
+        return StepPlan(positions[chosen], samples[chosen], mask[chosen])
 
     def part(self, start: int, stop: int) -> "StepGroup":
         """Return the steps `start` to `stop`, counted from the first one here."""
@@ -228,6 +215,11 @@ class Step(NamedTuple):
     number: int
 
     @property
+    def consumed(self) -> int:
+        """The loader's state after it."""
+        return self.group.consumed[self.number]
+
+    @property
     def positions(self) -> Int64s:
         """Its positions in the epoch, int64 (share,)."""
         chosen: Int64s = self.group.plan.positions[self.number]
@@ -239,43 +231,3 @@ class Step(NamedTuple):
         _, samples, mask = self.group.plan
         chosen: Int64s = samples[self.number][mask[self.number]]
         return chosen
-
-
-class Planner:
-    """Plans the steps of a loader, and tells the source what will be read."""
-
-    def __init__(self, steps: Steps, sampler: Sampler, source: Source) -> None:
-        self._steps, self._sampler, self._source = steps, sampler, source
-        # Checked once and not for each group: a check against a protocol is slow.
-        self.in_blocks = sampler if isinstance(sampler, InBlocks) else None
-
-    def stretches(self, consumed: int, planning: Executor) -> Iterator[StepGroup]:
-        """Yield the stretches after the state `consumed`, while `planning` plans the next one."""
-        current: StepGroup | None = None
-        for stretch in self._steps.stretches(consumed):
-            following = self._planned(stretch, planning)
-            if current is not None:
-                yield current
-            current = following
-        if current is not None:
-            yield current
-
-    def read_ahead(self, group: StepGroup, planning: Executor) -> None:
-        """Let `planning` ask the source to read the group's blocks ahead; they are `in_blocks`."""
-        sampler = self.in_blocks
-        assert sampler is not None
-        planning.submit(
-            lambda: self._source.read_ahead(
-                sampler.blocks(group.epoch, group.plan.positions.reshape(-1))
-            )
-        )
-
-    def _planned(self, stretch: _Stretch, planning: Executor) -> StepGroup:
-        plan = planning.submit(self._plan, stretch)
-        planning.submit(lambda: self._source.prepare(plan.result().samples.reshape(-1)))
-        return StepGroup(stretch.epoch, plan, 0, stretch.consumed, stretch.batch_size)
-
-    def _plan(self, stretch: _Stretch) -> _Plan:
-        positions, mask = self._steps.positions(stretch)
-        samples = self._sampler(stretch.epoch, positions.reshape(-1))
-        return _Plan(positions, samples.reshape(positions.shape), mask)

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -139,6 +140,14 @@ def pour(origin: Origin, shard: Shard, sink: _Sink) -> None:
     if found != shard.digest:
         lists = f"{FILE} lists {shard.digest}"
         raise DataError(f"{name} is changed: its digest is {found}, {lists}")
+
+
+def check_digest(path: Path, shard: Shard) -> None:
+    """Compare all bytes of a file with the index. The file may have another name than the shard."""
+    try:
+        pour(Origin(path.parent), replace(shard, path=path.name), lambda block: None)
+    except DataError as error:  # a copy has another name
+        raise error if path.match(shard.path) else DataError(f"{shard.path}: {error}") from None
 
 
 def digest_of(shard: Shard) -> str:

@@ -24,7 +24,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from hpctrain.base.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError
 from hpctrain.data.samplers.order import Order, Sampler, check_positions, draw
 from hpctrain.data.samplers.permutation import groups, make_key
 from hpctrain.data.shards.types import Int64s
@@ -37,13 +37,13 @@ class Mixture:
     """Draws from each data set its share of every range of positions.
 
     The data sets, of `counts` samples each, lie end to end in one index space, as in `Concat`. Of
-    the weights only ratios matter, and a missing one is 0; without `weights` they are the counts.
+    the weights, which the config has checked, only ratios matter, and a missing one is 0; without
+    `weights` they are the counts.
 
     `samplers` are those of some of the data sets; others are shuffled by an `Order`. The count of a
-    sampler is smaller for a subset, and larger for a repeated data set. An epoch has `count`
-    positions, by default the sum of the counts; at its end the data sets simply go on in their own
-    epochs. `shares` are the weights after rounding to multiples of 1 / period. Memory: 8 * period
-    bytes.
+    sampler is smaller for a subset, and larger for a repeated data set. An epoch has the sum of the
+    counts; at its end the data sets simply go on in their own epochs. `shares` are the weights
+    after rounding to multiples of 1 / period. Memory: 8 * period bytes.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Mixture:
         seed: int = 0,
         *,
         samplers: Mapping[str, Sampler] | None = None,
-        count: int | None = None,
         period: int = _PERIOD,
     ) -> None:
         samplers = samplers or {}
@@ -62,9 +61,7 @@ class Mixture:
             largest = max(sizes.values())
             weights = {name: size / max(largest, 1) for name, size in sizes.items()}
         quotas = _quotas(sizes, weights, period)
-        self.count = sum(sizes.values()) if count is None else count
-        if self.count < 1:
-            raise DataError(f"an epoch of {self.count} draws: it is 1 or more")
+        self.count = sum(sizes.values())
         self.shares = {name: quota / period for name, quota in quotas.items()}
         self._quotas = np.array(list(quotas.values()))
         self._firsts = [sum(list(counts.values())[:i]) for i in range(len(counts))]
@@ -89,13 +86,9 @@ class Mixture:
 def _quotas(counts: Mapping[str, int], weights: Mapping[str, float], period: int) -> dict[str, int]:
     """Return whole numbers that add up to `period`, in proportion to the weights."""
     for name, weight in weights.items():
-        if not (math.isfinite(weight) and weight >= 0):
-            raise ConfigError(f"the weight of {name!r} is {weight}; it is finite, 0 or more")
         if weight and not counts[name]:
             raise ConfigError(f"the weight of {name!r} is {weight}, but it has no samples")
-    largest = max(weights.values(), default=0)
-    if not largest:
-        raise ConfigError(f"the weights of {', '.join(counts)} are all 0: nothing can be drawn")
+    largest = max(weights.values())
     scaled = {name: weights.get(name, 0.0) / largest for name in counts}  # a finite sum
     exact = {name: weight / sum(scaled.values()) * period for name, weight in scaled.items()}
     quotas = {name: math.floor(quota) for name, quota in exact.items()}

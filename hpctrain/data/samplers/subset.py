@@ -33,7 +33,9 @@ class Subset:
 
     def __init__(self, sampler: Sampler, indices: NDArray[Any] | range) -> None:
         self.sampler, self.count = sampler, sampler.count
-        self.indices = indices if isinstance(indices, range) else _compact(indices)
+        if not isinstance(indices, range):
+            indices = indices.astype(np.int32 if indices.max() < 2**31 else np.int64)
+        self.indices = indices
 
     def __call__(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the samples at `positions` of `epoch`; see `Sampler`."""
@@ -117,7 +119,3 @@ def _scan(source: Source, chunk: int) -> Iterator[tuple[int, Mapping[str, Any]]]
     """Yield all samples in order, in chunks: the index of the first sample, and the fields."""
     for start in range(0, len(source), chunk):
         yield start, source.read(np.arange(start, min(start + chunk, len(source))))
-
-
-def _compact(indices: NDArray[Any]) -> NDArray[Any]:
-    return indices.astype(np.int32 if indices.max() < 2**31 else np.int64)

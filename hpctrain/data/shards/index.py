@@ -158,14 +158,14 @@ class Index:
     def __post_init__(self) -> None:
         categories = {name: tuple(values) for name, values in self.categories.items()}
         object.__setattr__(self, "categories", categories)  # the order in which they are loaded
+        there = ", ".join(self.fields) or "none"
         for name in categories:
             if name not in self.fields:
-                there = _names(tuple(self.fields))
                 raise DataError(
                     f"categories of {name!r}: there is no such field; there are {there}"
                 )
         if self.group and self.group not in self.fields:
-            raise DataError(f"group {self.group!r}: there are {_names(tuple(self.fields))}")
+            raise DataError(f"group {self.group!r}: there are {there}")
 
     @property
     def digest(self) -> str:
@@ -191,7 +191,8 @@ class Index:
         """Return one split's shards."""
         shards = tuple(shard for shard in self.shards if shard.split == name)
         if not shards:
-            raise DataError(f"there is no split {name!r}; this data set has {_names(self.splits)}")
+            there = ", ".join(self.splits) or "none"
+            raise DataError(f"there is no split {name!r}; this data set has {there}")
         return Split(name, shards, sum(shard.count for shard in shards))
 
     def check(self, folder: Path) -> None:
@@ -215,11 +216,23 @@ class Index:
     def loads(cls, content: bytes, where: str) -> Self:
         """Parse an `index.json`; `where` names it in messages."""
         try:
-            return cls._parse(content, where)
+            head = decode(_Head, content, where)
+            if head.format != FORMAT:
+                raise DataError(f"format is {head.format!r}; this is not an index of {FORMAT}")
+            if head.version != VERSION:
+                raise DataError(f"found version {head.version}, this hpctrain reads {VERSION}")
+            # Categories may be names of folders, and those may be any bytes.
+            index = decode(cls, content, where, surrogates=True)
+            if index.digest != head.digest:
+                raise DataError(
+                    f"its digest {head.digest} does not fit its fields and shards "
+                    f"({index.digest}): edited by hand? Run data_prep again"
+                )
         except DamageError as error:
             raise DataError(str(error)) from None
         except DataError as error:
             raise DataError(f"{where}: {error}") from None
+        return index
 
     def save(self, folder: Path) -> None:
         """Write `folder/index.json` whole or not at all (temporary name, fsync, rename)."""
@@ -242,22 +255,6 @@ class Index:
         }
         text = json.dumps(content, indent=2, allow_nan=False)
         write_atomically(Path(folder) / FILE, f"{text}\n")
-
-    @classmethod
-    def _parse(cls, content: bytes, where: str) -> Self:
-        head = decode(_Head, content, where)
-        if head.format != FORMAT:
-            raise DataError(f"format is {head.format!r}; this is not an index of {FORMAT}")
-        if head.version != VERSION:
-            raise DataError(f"found version {head.version}, this hpctrain reads {VERSION}")
-        # Categories may be names of folders, and those may be any bytes.
-        index = decode(cls, content, where, surrogates=True)
-        if index.digest != head.digest:
-            raise DataError(
-                f"its digest {head.digest} does not fit its fields and shards "
-                f"({index.digest}): edited by hand? Run data_prep again"
-            )
-        return index
 
 
 def is_url(source: str | Path) -> bool:
@@ -294,7 +291,3 @@ def _why_missing(folder: Path) -> str:
         f"{folder} has no {FILE}: it is not a finished data set. If data_prep was "
         "interrupted here, run it again"
     )
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return ", ".join(names) if names else "none"

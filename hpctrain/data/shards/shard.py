@@ -55,7 +55,22 @@ def write_shard(
     Without `sync` the caller forces it to the disk.
     """
     count, datasets = datasets_of(fields, parts)
-    return _write_contiguous(path, split, count, datasets, sync)
+    try:
+        offsets = _write_frame(path, split, count, datasets)
+    except (OSError, RuntimeError) as error:  # RuntimeError: the disk is full when h5py closes it
+        found = re.search(r"errno = (\d+)", str(error))
+        if found is None:
+            raise OSError(str(error)) from None
+        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
+    with open(path, "r+b", buffering=0) as file:
+        output = Output(file.fileno(), sync)
+        for name in sorted(offsets, key=lambda name: offsets[name]):
+            output.keep(offsets[name])
+            for array in datasets[name]:
+                stored = np.ascontiguousarray(array, little(array))
+                output.write(stored.reshape(-1).view(np.uint8).data)
+        output.keep()
+        return output.finish()
 
 
 def datasets_of(
@@ -106,26 +121,6 @@ class Output:
         if self._sync:
             os.fsync(self._descriptor)
         return self.size, f"xxh3_128:{self._digest.hexdigest()}"
-
-
-def _write_contiguous(
-    path: Path, split: str, count: int, datasets: Mapping[str, Sequence[Array]], sync: bool
-) -> tuple[int, str]:
-    try:
-        offsets = _write_frame(path, split, count, datasets)
-    except (OSError, RuntimeError) as error:  # RuntimeError: the disk is full when h5py closes it
-        found = re.search(r"errno = (\d+)", str(error))
-        if found is None:
-            raise OSError(str(error)) from None
-        raise OSError(int(found[1]), os.strerror(int(found[1]))) from None
-    with open(path, "r+b", buffering=0) as file:
-        output = Output(file.fileno(), sync)
-        for name in sorted(offsets, key=lambda name: offsets[name]):
-            output.keep(offsets[name])
-            for array in datasets[name]:
-                output.write(_bytes(array))
-        output.keep()
-        return output.finish()
 
 
 def _write_frame(
@@ -179,10 +174,6 @@ def shape_of(arrays: Sequence[Array]) -> tuple[int, ...]:
 def little(array: Array) -> np.dtype[Any]:
     """Return the dtype of an array as files have it."""
     return array.dtype.newbyteorder("<")
-
-
-def _bytes(array: Array) -> memoryview:
-    return np.ascontiguousarray(array, little(array)).reshape(-1).view(np.uint8).data
 
 
 def digest_file(path: Path, advance: Callable[[int, int], None] | None = None) -> str:

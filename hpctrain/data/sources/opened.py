@@ -18,14 +18,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
 from hpctrain.base.errors import DataError
 from hpctrain.base.files.mounts import kind_of
+from hpctrain.data.places.origin import check_digest
 from hpctrain.data.places.placement import ShardPlace
-from hpctrain.data.places.verification import check_digest
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import FILE, Shard, check_shard
 from hpctrain.data.shards.storage.file import FACTS, Stamp, clock, patiently
@@ -34,11 +34,6 @@ from hpctrain.data.shards.types import Int64s
 from hpctrain.data.sources.datasets import Datasets
 
 log = logging.getLogger(__name__)
-
-
-class _Noted(NamedTuple):
-    path: str
-    stamp: Stamp
 
 
 class _ShardWatch:
@@ -50,22 +45,16 @@ class _ShardWatch:
 
     def __init__(self, shards: Sequence[Shard], since_ns: int, first_use: bool) -> None:
         self._shards, self._since_ns, self._first_use = shards, since_ns, first_use
-        self._noted: dict[int, _Noted] = {}
+        self._noted: dict[int, tuple[Path, Stamp]] = {}
         self._locks: dict[int, threading.Lock] = {}
 
     def admit(self, shard: int, path: Path) -> Stamp:
-        """Note and return the stamp of a shard that is about to be opened, if it is unchanged."""
+        """Note and return the stamp of a shard, which is opened or was touched, if it is right."""
         with self._locks.setdefault(shard, threading.Lock()):
             noted = self._noted.get(shard)
             if self._first_use and noted is None:
                 check_digest(path, self._shards[shard])
-            known = noted.stamp if noted and noted.path == str(path) else None
-            return self._settle(shard, path, known)
-
-    def admit_again(self, shard: int) -> Stamp:
-        """Note the new stamp of a shard that is open and was touched, if its digest is right."""
-        path, stamp = self._noted[shard]
-        return self._settle(shard, Path(path), stamp)
+            return self._settle(shard, path, noted[1] if noted and noted[0] == path else None)
 
     def touched(self, shards: Int64s) -> list[int]:
         """Return those of distinct `shards`, int64 (n,), whose file has another stamp now.
@@ -98,12 +87,10 @@ class _ShardWatch:
             except OSError as error:
                 check_shard(path, entry)  # says that it is missing
                 raise DataError(f"shard {path} cannot be read: {error.strerror}") from None
-            if known is not None:
-                right = stamp == known
-            else:  # a staged copy, of another name, was compared when it was made
-                right = not path.match(entry.path) or stamp.modified_ns <= self._since_ns
-            if right:
-                self._noted[shard] = _Noted(str(path), stamp)
+            # A staged copy, of another name, was compared when it was made.
+            as_listed = not path.match(entry.path) or stamp.modified_ns <= self._since_ns
+            if stamp == known or (known is None and as_listed):
+                self._noted[shard] = path, stamp
                 return stamp
             _check_touched(path, entry, stamp)
             known = stamp
@@ -223,8 +210,10 @@ class OpenShards:
         """Return how many shards may be open at the same time."""
         # A shard that is not mapped keeps a file descriptor, and a process has few of them. Before
         # the first shard is open, it is unknown how they are stored.
-        mapped = datasets.all_mapped and datasets.layouts
-        return datasets.slots if mapped else min(datasets.slots, _max_files())
+        if datasets.all_mapped and datasets.layouts:
+            return datasets.slots
+        descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # -1: no limit
+        return min(datasets.slots, max(16, descriptors // 8) if descriptors > 0 else 4096)
 
     def _unchanged(self, datasets: Datasets, shards: Int64s) -> bool:
         """Return whether no held shard was touched since it was opened."""
@@ -237,7 +226,7 @@ class OpenShards:
         with self._admitting:
             if self._watch.touched(np.array([shard])):  # no other thread was faster
                 path = datasets.layouts[shard].path
-                stamp = self._watch.admit_again(shard)
+                stamp = self._watch.admit(shard, path)
                 # The mapping stays. Other readers know the file by the time of its last write.
                 datasets.layouts[shard] = self._layout(shard, path, stamp)
                 self._admitted_again += 1
@@ -247,8 +236,3 @@ class OpenShards:
         layout = ShardLayout(path, self._shards[shard], self._fields, mapped=mapped)
         layout.check_is(stamp)
         return layout
-
-
-def _max_files() -> int:
-    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(16, descriptors // 8) if descriptors > 0 else 4096  # -1: no limit

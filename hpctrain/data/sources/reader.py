@@ -183,8 +183,7 @@ class Reader(PerProcess, Source):
 
     def prepare_shards(self, shards: Int64s) -> None:
         """Prepare for reading these shards (places in `self.shards`) soon, in this order."""
-        unique, first = np.unique(shards, return_index=True)
-        self._place.plan([self.shards[i] for i in unique[np.argsort(first)].tolist()])
+        self._place.plan([self.shards[i] for i in dict.fromkeys(shards.tolist())])
 
     def locate(self, indices: Int64s) -> tuple[Int64s, Int64s]:
         """Return the shard of each index, and its row there: int64 (n,) each."""

@@ -182,10 +182,8 @@ class Workers:
         reply: Reply = pickle.loads(message)
         with self._lock:
             batch = worker.tasks.pop(reply.number, None)
-        if batch is not None:
-            self._deliver(batch, reply)
-
-    def _deliver(self, batch: "PendingBatch", reply: Reply) -> None:
+        if batch is None:
+            return
         if isinstance(reply.result, Packed):
             batch.future.set_result(batch.segment.unpack(reply.result, self._free.put))
         else:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import LARGEST_JSON, open_regular, parse_json
 from hpctrain.base.files.record import read_bytes
+from hpctrain.data.places.placement import stamp
 from hpctrain.runs.checkpoints import manifest
 from hpctrain.runs.checkpoints.manifest import Manifest
 
@@ -57,7 +58,7 @@ class WeightFiles:
             parts = [f"{name} {files[name]['xxh3_128']}" for name in sorted(files)]
         else:
             paths = sorted({tensor.file for tensor in self.tensors.values()})
-            parts = [f"{path.name} {_digest(path, _stamp(path))}" for path in paths]
+            parts = [f"{path.name} {_digest(path, stamp(str(path)))}" for path in paths]
         return "xxh3_128:" + xxhash.xxh3_128_hexdigest("\n".join(parts).encode())
 
     @property
@@ -163,13 +164,8 @@ def _header(path: Path) -> dict[str, Stored]:
         raise StorageError(f"{path}: not a whole safetensors file ({error})") from error
 
 
-def _stamp(path: Path) -> tuple[int, int, int]:
-    facts = path.stat()
-    return facts.st_mtime_ns, facts.st_size, facts.st_ino
-
-
 @functools.lru_cache(maxsize=1024)
-def _digest(path: Path, stamp: tuple[int, int, int]) -> str:
+def _digest(path: Path, stamp: object) -> str:
     """Return the digest of a file; the runs of a sweep share it."""
     try:
         return manifest.digest(path)

@@ -48,7 +48,10 @@ class JournalFacts:
             for record in records:
                 self.last_time = max(self.last_time, record.body["time"])
                 if record.body["kind"] == "status":
-                    self._learn_status(record.body)
+                    self.ended = record.body["status"] != "RUNNING"
+                    if not self.ended:
+                        body = record.body
+                        self.writer = Process(body["host"], body["pid"], body["started"])
                 elif record.body["kind"] == "superseded":
                     self._learn_superseded(record.body)
             if end == self._scanned:
@@ -82,11 +85,6 @@ class JournalFacts:
                 attempt, reason = str(body["attempt"]), body.get("reason", "")
                 return {"hpctrain.attempt": attempt, "hpctrain.reason": reason}
         return {}
-
-    def _learn_status(self, body: dict[str, Any]) -> None:
-        self.ended = body["status"] != "RUNNING"
-        if not self.ended:
-            self.writer = Process(body["host"], body["pid"], body["started"])
 
     def _learn_superseded(self, body: dict[str, Any]) -> None:
         begin, end = body["from"], body["to"]

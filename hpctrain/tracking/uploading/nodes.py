@@ -9,7 +9,7 @@ in each file, sent in the same batch as the values before it. See `hpctrain.insi
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,7 +45,10 @@ class SystemMetrics:
         batch: list[Point] = []
         ahead, count = dict(self.positions), 0
         for node, sample in samples.new(self._run_dir, self.positions):
-            points = [*_points(node, sample)]
+            points = [
+                Point(f"system/{node}/{name}", value, sample.time, sample.number)
+                for name, value in sample.metrics.items()
+            ]
             if len(batch) + len(points) > _MOST and batch:
                 self._send(run, batch, position, ahead)
                 batch = []
@@ -62,11 +65,6 @@ class SystemMetrics:
     ) -> None:
         run.log_points(batch, position, {_TAG: json.dumps(ahead)})
         self.positions = dict(ahead)
-
-
-def _points(node: str, sample: samples.Sample) -> Iterator[Point]:
-    for name, value in sample.metrics.items():
-        yield Point(f"system/{node}/{name}", value, sample.time, sample.number)
 
 
 _MOST_NODES = 64

@@ -18,7 +18,6 @@ Other datasets are read by h5py, under a lock, into the same cache: those with f
 does not know, those without chunks, and those where a range of samples would take too much memory.
 """
 
-import logging
 import math
 import os
 import threading
@@ -34,6 +33,7 @@ import h5py
 import numpy as np
 
 from hpctrain.base.errors import DataError
+from hpctrain.base.files.record import say
 from hpctrain.data.shards.storage.cache import CACHE, ChunkCache
 from hpctrain.data.shards.storage.chunk_table import ChunkTable, filters, samples_first
 from hpctrain.data.shards.storage.codecs import describe
@@ -45,8 +45,6 @@ _ROWS_BYTES = 2**16  # samples that are read at once where there are no chunks
 
 _CODECS = ("lz4", "zstd")  # that data_prep writes, by hdf5plugin
 _Visit = tuple[int, Any, Any]  # number of a run, rows of the result, rows of the run
-
-log = logging.getLogger(__name__)
 
 
 @lru_cache(maxsize=1)
@@ -93,7 +91,7 @@ class Chunked:
             if dataset.chunks:
                 self._run = min(self._run, self.chunk_rows)
                 where = f"{file.path.parent}: {self.name!r}"
-                _warn_once(f"{where} is decoded by HDF5, slowly: {reason}")
+                say(f"{where} is decoded by HDF5, slowly: {reason}")
         except Damaged as error:
             raise DataError(f"shard {file.path}: {self.name!r} is damaged: {error}") from None
         self.direct = self._stored is not None
@@ -188,8 +186,3 @@ def _check_filters(dataset: h5py.Dataset, path: Path) -> None:
                 f"{describe(each)}, which nothing installed can undo: pip install "
                 "'hpctrain[codecs]'"
             )
-
-
-@lru_cache(maxsize=1024)
-def _warn_once(message: str) -> None:
-    log.warning("%s", message)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from ctypes import c_int32, c_void_p
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -104,19 +104,19 @@ def describe(filter: Filter) -> str:
 
 
 @cache
-def native(name: str, *arguments: Any) -> Callable[..., int] | None:
-    """Return a function of the C library inside the package blosc2; None if it cannot be found.
+def _native_unshuffle() -> Callable[..., int] | None:
+    """Return the function of the C library inside the package blosc2; None if it cannot be found.
 
     It takes addresses, and ctypes releases the GIL.
     """
     try:
         spec = find_spec("blosc2")  # without the import, which takes half a second
         folder = ((spec and spec.submodule_search_locations) or [""])[0]
-        function = getattr(ctypes.CDLL(f"{folder}/lib/libblosc2.so"), name)
+        function = ctypes.CDLL(f"{folder}/lib/libblosc2.so").blosc2_unshuffle
     except (ValueError, OSError, AttributeError):
         return None
-    function.argtypes = arguments
-    return function  # type: ignore[no-any-return]
+    function.argtypes = (c_int32, c_int32, c_void_p, c_void_p)
+    return function
 
 
 # Each function below takes the parameters of a filter. It returns the stage that undoes the filter,
@@ -148,7 +148,7 @@ def _deflate(_: tuple[int, ...]) -> tuple[Stage, Errors]:
 
 def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
     (width,) = values
-    fast = native("blosc2_unshuffle", c_int32, c_int32, c_void_p, c_void_p)
+    fast = _native_unshuffle()
 
     def stage(data: Bytes, _: int, out: Bytes | None) -> Bytes:
         if width == 1:
@@ -170,8 +170,6 @@ def _shuffle(values: tuple[int, ...]) -> tuple[Stage, Errors]:
 
 def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
     library = load("lz4.block")
-    # It decodes into the buffer; the function of the package allocates a new `bytes`.
-    fast = native("LZ4_decompress_safe", c_void_p, c_void_p, c_int32, c_int32)
 
     def stage(data: Bytes, size: int, out: Bytes | None) -> Bytes:
         total, step = struct.unpack_from(">QI", data.data)
@@ -187,15 +185,10 @@ def _lz4(_: tuple[int, ...]) -> tuple[Stage, Errors]:
             if len(block) == len(target_block):  # stored without compression
                 target_block[:] = block
                 continue
-            if fast is not None:
-                places = block.ctypes.data, target_block.ctypes.data
-                found = fast(*places, len(block), len(target_block))
-            else:
-                raw = library.decompress(block, uncompressed_size=len(target_block))
-                found = len(raw)
-                target_block[:found] = np.frombuffer(raw, np.uint8)
-            if found != len(target_block):
-                raise Damaged(f"a block holds {found} bytes, not {len(target_block)}")
+            raw = library.decompress(block, uncompressed_size=len(target_block))
+            if len(raw) != len(target_block):
+                raise Damaged(f"a block holds {len(raw)} bytes, not {len(target_block)}")
+            target_block[:] = np.frombuffer(raw, np.uint8)
         return target
 
     return stage, (library.LZ4BlockError,)

@@ -119,9 +119,12 @@ class ShardLayout:
         self.totals[name] = dataset.shape[axis]
         offset = dataset.id.get_offset()  # None: chunked, compact, or without data
         plain = offset is not None and not axis and dtype_of(dataset) == dtypes[0]
+        if plain:  # whether the stored bytes are those of a numpy array of this dtype
+            stored, made = dataset.id.get_type(), h5py.h5t.py_create(dataset.dtype)
+            plain = dataset.dtype.isnative and stored.equal(made)
         if dataset.size == 0:
             self.offsets[name] = 0
-        elif plain and _is_plain(dataset):
+        elif plain:
             if offset + dataset.nbytes > self.size:
                 raise DataError(f"shard {self.path} is truncated: {place!r} goes beyond its end")
             self.offsets[name] = offset
@@ -180,14 +183,6 @@ def dtype_of(dataset: h5py.Dataset) -> str:
     return "uint8" if dtype.kind == "b" else dtype.newbyteorder("=").name
 
 
-def _is_plain(dataset: h5py.Dataset) -> bool:
-    """Return whether the stored bytes are those of a numpy array of the dataset's dtype."""
-    if dataset.id.get_offset() is None or dataset.external:
-        return False
-    dtype = dataset.dtype
-    return dtype.isnative and bool(dataset.id.get_type().equal(h5py.h5t.py_create(dtype)))
-
-
 class Elsewhere(Exception):
     """The values of a dataset lie in another file; the message says how, after the name."""
 
@@ -230,27 +225,21 @@ def walk(root: h5py.Group, place: str) -> Any:
         name = names.pop(0).encode()
         if not isinstance(here, h5py.Group) or not here.id.links.exists(name):
             return None
-        if here.id.links.get_info(name).type == h5py.h5l.TYPE_HARD:
+        kind = here.id.links.get_info(name).type
+        if kind == h5py.h5l.TYPE_HARD:
             here = here[name]
             continue
+        if kind not in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
+            raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
         followed += 1
-        target = _target(here, name, followed)
-        names = _names(target) + names
-        here = here.file["/"] if target.startswith("/") else here
+        if followed > _MOST_LINKS:
+            raise Circle
+        target = here.id.links.get_val(name)
+        if kind == h5py.h5l.TYPE_EXTERNAL:
+            raise Elsewhere(f"is a link into {os.fsdecode(target[0])}")
+        names = _names(target.decode()) + names
+        here = here.file["/"] if target.startswith(b"/") else here
     return here
-
-
-def _target(group: h5py.Group, name: bytes, followed: int) -> str:
-    """Return the path that a soft link has; it is the link number `followed`."""
-    kind = group.id.links.get_info(name).type
-    if kind not in (h5py.h5l.TYPE_SOFT, h5py.h5l.TYPE_EXTERNAL):
-        raise Elsewhere(f"is a link of the type {kind}, which may lead to another file")
-    if followed > _MOST_LINKS:
-        raise Circle
-    if kind == h5py.h5l.TYPE_EXTERNAL:
-        raise Elsewhere(f"is a link into {os.fsdecode(group.id.links.get_val(name)[0])}")
-    target: str = group.id.links.get_val(name).decode()
-    return target
 
 
 def _names(place: str) -> list[str]:

@@ -18,6 +18,8 @@ from functools import reduce
 from operator import or_
 from typing import Any, Literal
 
+import msgspec
+
 from hpctrain.base.errors import DamageError
 from hpctrain.base.files import record as door
 from hpctrain.base.files.record import Count, Seconds, Time
@@ -104,6 +106,17 @@ class _Status(_Known, frozen=True):
             raise ValueError("a start has a host and a pid")
 
 
+class Outline(_Kind, frozen=True, gc=False, rename={"begin": "from"}):
+    """What a record says without its params, tags and values, which take long to read."""
+
+    step: Count = 0
+    seconds: dict[str, Seconds] = msgspec.field(default_factory=dict)
+    begin: Count = 0  # of what is superseded
+    name: str = ""
+    source: str = ""
+    samples: dict[str, Count] = msgspec.field(default_factory=dict)
+
+
 _Checked: Any = reduce(or_, _Known.__subclasses__())
 _KINDS = {kind.__struct_config__.tag for kind in _Known.__subclasses__()}
 
@@ -132,6 +145,22 @@ def parse_all(lines: list[bytes]) -> Sequence[dict[str, Any] | None]:
     if len(bodies) != len(lines):  # some line is invalid, or of a newer version
         return [parse(line) for line in lines]
     return bodies
+
+
+def outline_all(lines: list[bytes]) -> Sequence[Outline | None]:
+    """Return the outline of each line; None if the line is no record."""
+    try:
+        found = door.decode(tuple[Outline, ...], b"[" + b",".join(lines) + b"]", "")
+    except DamageError:
+        found = ()
+    return found if len(found) == len(lines) else [*map(_outline, lines)]
+
+
+def _outline(line: bytes) -> Outline | None:
+    try:
+        return door.decode(Outline, line, "")
+    except DamageError:
+        return None
 
 
 def encode(value: float) -> float | str:

@@ -101,24 +101,24 @@ class History:
         """
         history, place, attempt = cls(journal_path(run_dir)), 0, 1
         places = list[int]()  # of the records of metrics
-        for begin, end, body in journal.read_all(history.path):
+        for begin, end, body in journal.outlines(history.path):
             history.damaged += begin != place
             place = end
-            if body["kind"] == "metrics":
-                history.reported.append((body["time"], body["step"]))
-                if body["attempt"] > attempt:
-                    attempt = body["attempt"]
-                    history.restarts.append(body["step"])
+            if body.kind == "metrics":
+                history.reported.append((body.time, body.step))
+                if body.attempt > attempt:
+                    attempt = body.attempt
+                    history.restarts.append(body.step)
                 places.append(begin)
-            elif body["kind"] == "time":
-                history.times.append(TimeRecord(body["time"], body["step"], body["seconds"]))
-            elif body["kind"] == "dataset":
-                counts = ", ".join(f"{n:,} {split}" for split, n in body["samples"].items())
-                history.data[body["name"]] = f"{body['source']} ({counts} samples)"
-            elif body["kind"] == "superseded":
-                before = bisect_left(places, body["from"])
+            elif body.kind == "time":
+                history.times.append(TimeRecord(body.time, body.step, body.seconds))
+            elif body.kind == "dataset":
+                counts = ", ".join(f"{n:,} {split}" for split, n in body.samples.items())
+                history.data[body.name] = f"{body.source} ({counts} samples)"
+            elif body.kind == "superseded":
+                before = bisect_left(places, body.begin)
                 kept = history.reported[before - 1][1] if before else 0
-                history.rewinds.append((body["time"], kept))
+                history.rewinds.append((body.time, kept))
         with suppress(OSError):
             history.damaged += history.path.stat().st_size > place
         return history

@@ -53,7 +53,7 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
     """
     from hpctrain.base.secrets import mask
     from hpctrain.base.terminal.console import say
-    from hpctrain.launch.functions.compose_call import composed
+    from hpctrain.config.composing.compose_sweep import composed
     from hpctrain.launch.sweeps.sweep import Sweep
 
     with private_files(), composed(overrides, config_dir) as call:
@@ -85,8 +85,8 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         KeyboardInterrupt: The run was stopped by Ctrl-C and has saved.
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
+    from hpctrain.config.composing.compose_sweep import composed
     from hpctrain.engine.job.here import train_here
-    from hpctrain.launch.functions.compose_call import composed
     from hpctrain.launch.jobs import outcome
 
     if threading.current_thread() is not threading.main_thread():
@@ -120,8 +120,8 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         ConfigError: An override is wrong, they give several runs, or this is another thread.
         SystemExit: The run was stopped and has saved, or it has finished before.
     """
+    from hpctrain.config.composing.compose_sweep import composed
     from hpctrain.engine.job.here import session_here
-    from hpctrain.launch.functions.compose_call import composed
 
     if threading.current_thread() is not threading.main_thread():
         raise ConfigError("hpctrain.session must be called in the main thread, which gets signals")

@@ -41,7 +41,6 @@ class QuickCompose:
 
     def __init__(self) -> None:
         setup_globals()  # the resolver `now`
-        by_hydra.store_schema()
         self._composers: dict[tuple[str, _Files], Composer] = {}
         self._hydra: Callable[[list[str]], Config | None] = by_hydra.compose
         # Hydra finds its plugins and warms its parser here, which each fork would do again.

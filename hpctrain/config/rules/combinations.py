@@ -67,9 +67,8 @@ class _Condition(NamedTuple):
 _Side = list[list[_Condition]]  # of the alternatives, each a list of what must hold
 
 
-def refused(config: Config, kind: str, degrees: Degrees | None = None) -> Iterator[str]:
-    """Yield the error of each row of a kind that a config meets, with these degrees if given."""
-    config = _with(config, degrees)
+def refused(config: Config, kind: str) -> Iterator[str]:
+    """Yield the error of each row of a kind that a config meets."""
     for first, second, why in _rows()[kind]:
         for one in _met(config, first):
             for other in _met(config, second):
@@ -82,20 +81,13 @@ def meets(config: Config, side: str, degrees: Degrees) -> bool:
     return any(_met(_with(config, degrees), _side(side)))
 
 
-def _with(config: Config, degrees: Degrees | None) -> Config:
-    if degrees is None:
-        return config
+def _with(config: Config, degrees: Degrees) -> Config:
     return replace(config, parallel=replace(config.parallel, **vars(degrees)))
 
 
 def _met(config: Config, side: _Side) -> Iterator[str]:
     for conditions in side:
-        met = list[str]()
-        for condition in conditions:
-            if not (text := condition.met(config)):
-                break
-            met.append(text)
-        else:
+        if all(met := [condition.met(config) for condition in conditions]):
             yield " and ".join(met)
 
 
@@ -117,8 +109,9 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     parallel = config.parallel
     if (kept := parallel.fsdp.reshard_after_forward) is not None:
         yield from _resharded(kept, parallel.zero, degrees.dp_shard)
+    filled_in = _with(config, degrees)
     for kind in ("run", "adapters", "sync", "weights"):
-        yield from refused(config, kind, degrees)
+        yield from refused(filled_in, kind)
     if parallel.ep > 1:
         yield from division.ep_problems(degrees, parallel.ep)
     if degrees.pp > 1:
@@ -138,7 +131,7 @@ def _resharded(kept: int, zero: int, dp_shard: int) -> Iterator[str]:
 def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield why `train.sync_batchnorm=true` is impossible."""
     train = replace(config.train, sync_batchnorm=True)
-    return refused(replace(config, train=train), "sync", degrees)
+    return refused(_with(replace(config, train=train), degrees), "sync")
 
 
 def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:

@@ -18,8 +18,7 @@ from hpctrain.cluster.slurm.queue import UnreachableError
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.launch import arrays
-from hpctrain.launch.entry import Entry
-from hpctrain.launch.output import runs
+from hpctrain.launch.entry import Entry, runs
 
 _MANY_CALLS = 10  # of sbatch, for one command
 

@@ -23,9 +23,8 @@ from hpctrain.config.identity import run_path
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.launch import arrays, local_runs
-from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch.entry import Entry, Status, runs, show
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
-from hpctrain.launch.output import runs, show
 from hpctrain.launch.sweeps import run_code, wait
 from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, notes
 from hpctrain.launch.sweeps.submission import Submitter

@@ -70,7 +70,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         from hpctrain.base.secrets import mask, reference
         from hpctrain.base.terminal.console import say
         from hpctrain.config.composing.compose_sweep import Composer
-        from hpctrain.launch.output import progress
+        from hpctrain.launch.entry import progress
         from hpctrain.launch.sweeps.sweep import Sweep
 
         assert self.hydra_context is not None

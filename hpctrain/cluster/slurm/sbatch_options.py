@@ -137,15 +137,11 @@ def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
     yield f"for nodes in {' '.join(map(str, reversed(fitting)))}; do"
     yield "    ((nodes <= SLURM_JOB_NUM_NODES)) && break"
     yield "done"
-    if _gaps(fitting):
+    if len(fitting) <= fitting[-1] - fitting[0]:  # there are gaps
         yield "if ((nodes < SLURM_JOB_NUM_NODES)); then"
         yield '    echo "warning: of $SLURM_JOB_NUM_NODES nodes only $nodes are used:" \\'
         yield f'        "launch.nodes={launch.nodes}, and {listed(fitting)} fit" >&2'
         yield "fi"
-
-
-def _gaps(fitting: Sequence[int]) -> bool:
-    return len(fitting) <= fitting[-1] - fitting[0]
 
 
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:

@@ -5,7 +5,6 @@ queued. Of other models they are known when the model is built. What a schedule 
 and how long its ranks wait, is here as well. This module does not import torch.
 """
 
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -150,9 +149,4 @@ def number_problems(numbers: Mapping[str, int], tp: int) -> Iterator[str]:
 
 def names_module(pattern: str, name: str) -> bool:
     """Return whether a pattern of a plan, in which * stands for one part, names a module."""
-    return _compiled(pattern).fullmatch(name) is not None
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None

@@ -78,16 +78,12 @@ def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str
     if network.infiniband == "none":
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
-        asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
+        # To NCCL `mlx5_1` would also mean `mlx5_10`.
+        sign = "^=" if network.infiniband.startswith("^") else "="
+        asked["NCCL_IB_HCA"] = sign + network.infiniband.lstrip("^="), "network.infiniband"
     if train.deterministic:
         asked |= {name: (value, "train.deterministic") for name, value in _DETERMINISTIC.items()}
     return asked
-
-
-def _exactly(devices: str) -> str:
-    """Return a list of devices for NCCL, to which `mlx5_1` would also mean `mlx5_10`."""
-    sign = "^=" if devices.startswith("^") else "="
-    return sign + devices.lstrip("^=")
 
 
 def text_problems(config: Mapping[str, Any]) -> Iterator[str]:

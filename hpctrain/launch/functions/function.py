@@ -28,11 +28,11 @@ from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
-from hpctrain.launch import local_runs
 from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
 from hpctrain.launch.functions.function_call import Call, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
+from hpctrain.launch.sweeps.before_queueing import check_here
 from hpctrain.launch.sweeps.submission import submit_lock
 from hpctrain.runs.code import snapshot
 
@@ -89,7 +89,7 @@ def submit(
     code = snapshot.take(config.launch, config.output_dir, config.data.path)
     cluster, request = sbatch.available() and not here, JobRequest.of(config)
     if not cluster:
-        local_runs.check(request)
+        check_here(request)
     executor = SlurmExecutor(
         first,
         request,

@@ -26,8 +26,13 @@ from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import executed
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
-from hpctrain.launch.sweeps.before_queueing import check_bounds, check_room
-from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
+from hpctrain.launch.sweeps.before_queueing import (
+    check_bounds,
+    check_room,
+    copies_of,
+    imported_from,
+    say_changed,
+)
 from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import check_stores, freeze, restore_config
 from hpctrain.runs.start_again import may_start_again

@@ -29,8 +29,7 @@ from hpctrain.cluster.slurm.container import (
     shell_words,
 )
 from hpctrain.cluster.slurm.job_environment import TRUST
-from hpctrain.cluster.slurm.lead_time import GRACE, LEAD
-from hpctrain.cluster.slurm.requeue import CHAIN
+from hpctrain.cluster.slurm.requeue import CHAIN, GRACE, LEAD
 from hpctrain.cluster.slurm.sbatch_options import (
     Options,
     check_folder,

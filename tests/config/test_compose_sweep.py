@@ -8,7 +8,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.types import RunMode
 
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.config.composing.compose import our_launchers
+from hpctrain.config.composing.compose import our_files
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -17,7 +17,7 @@ from hpctrain.errors import ConfigError
 @pytest.fixture(scope="module")
 def new() -> Any:
     """A function that makes a composer that has not composed anything yet."""
-    with our_launchers():
+    with our_files():
         loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
         master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
         yield lambda: Composer(loader, master)

@@ -55,7 +55,7 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        with our_launchers():
+        with our_files():
             hydra.main(str(conf_dir()), "config", "1.3")(partial(list.append, composed))()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if told := _told(error):
@@ -154,26 +154,18 @@ def _quoted(part: re.Match[str]) -> str:
 
 
 @contextmanager
-def our_launchers() -> Iterator[None]:
-    """Let Hydra know the schema and read files as we do; its submitit launchers are ours.
-
-    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards,
-    and Hydra's own loader and readers of files.
-    """
-    Plugins.instance()  # imports the plugins, which store their launchers
-    store, sources = ConfigStore.instance(), SourcesRegistry.instance().types
-    store.store(name="schema", node=Config)
-    stored = store.repo["hydra"]["launcher"]
-    before, readers = dict(stored), dict(sources)
+def our_files() -> Iterator[None]:
+    """Let Hydra know the schema and read files as we do; other programs find it as it was."""
+    Plugins.instance()  # imports the plugins, also those that read files
+    sources = SourcesRegistry.instance().types
+    before = dict(sources)
+    ConfigStore.instance().store(name="schema", node=Config)
+    sources.update(file=_Files, pkg=_Packages)
+    setattr(implementation, ConfigLoaderImpl.__name__, _Once)
     try:
-        for name, node in _SUBMITIT.items():
-            store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
-        sources.update(file=_Files, pkg=_Packages)
-        setattr(implementation, ConfigLoaderImpl.__name__, _Once)
         yield
     finally:
-        stored.update(before)
-        sources.update(readers)
+        sources.update(before)
         setattr(implementation, ConfigLoaderImpl.__name__, ConfigLoaderImpl)
 
 
@@ -243,12 +235,6 @@ def _plain_sections(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[st
             node = node.get(part, {}) if isinstance(node, dict) else {}
         if not isinstance(node, dict) and "${" not in str(node) and node != "???":
             yield member.name, node
-
-
-_SUBMITIT = {
-    "submitit_slurm": {"defaults": ["hpctrain"]},
-    "submitit_local": {"defaults": ["hpctrain", "_self_"], "local": True},
-}
 
 
 def words(argv: list[str]) -> tuple[list[str], str]:

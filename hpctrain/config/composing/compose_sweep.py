@@ -36,7 +36,7 @@ from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import expanded
 from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.config import launcher_keys
-from hpctrain.config.composing.compose import as_asked, extending, our_launchers, quoted
+from hpctrain.config.composing.compose import as_asked, extending, our_files, quoted
 from hpctrain.config.explain import explain
 from hpctrain.config.frozen import from_omegaconf, known_keys
 from hpctrain.config.schema import Config
@@ -155,7 +155,7 @@ def composed(
                 f"are not used here{hint}"
             )
     try:
-        with our_launchers():
+        with our_files():
             yield _call([quoted(extending(text)) for text in overrides], config_dir)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(explain(error, known_keys())) from error

@@ -155,17 +155,25 @@ def _quoted(part: re.Match[str]) -> str:
 
 @contextmanager
 def our_files() -> Iterator[None]:
-    """Let Hydra know the schema and read files as we do; other programs find it as it was."""
-    Plugins.instance()  # imports the plugins, also those that read files
-    sources = SourcesRegistry.instance().types
-    before = dict(sources)
-    ConfigStore.instance().store(name="schema", node=Config)
-    sources.update(file=_Files, pkg=_Packages)
-    setattr(implementation, ConfigLoaderImpl.__name__, _Once)
+    """Let Hydra know the schema, read files as we do, and find our launcher by submitit's names.
+
+    Other programs that use Hydra in this process find it as it was, with the launchers of
+    hydra-submitit-launcher.
+    """
+    Plugins.instance()  # imports the plugins, which store their launchers
+    store, sources = ConfigStore.instance(), SourcesRegistry.instance().types
+    stored = store.repo["hydra"]["launcher"]
+    before, readers = dict(stored), dict(sources)
+    store.store(name="schema", node=Config)
     try:
+        for name, node in _SUBMITIT.items():
+            store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
+        sources.update(file=_Files, pkg=_Packages)
+        setattr(implementation, ConfigLoaderImpl.__name__, _Once)
         yield
     finally:
-        sources.update(before)
+        stored.update(before)
+        sources.update(readers)
         setattr(implementation, ConfigLoaderImpl.__name__, ConfigLoaderImpl)
 
 
@@ -235,6 +243,13 @@ def _plain_sections(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[st
             node = node.get(part, {}) if isinstance(node, dict) else {}
         if not isinstance(node, dict) and "${" not in str(node) and node != "???":
             yield member.name, node
+
+
+# Not files of conf/hydra/launcher: Hydra would check those by the schemas of the plugin.
+_SUBMITIT = {
+    "submitit_slurm": {"defaults": ["hpctrain"]},
+    "submitit_local": {"defaults": ["hpctrain", "_self_"], "local": True},
+}
 
 
 def words(argv: list[str]) -> tuple[list[str], str]:

@@ -22,6 +22,7 @@ from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import private_files
 
 if TYPE_CHECKING:
+    from hpctrain.config.schema import Config
     from hpctrain.engine.session import Session
     from hpctrain.launch.functions.function import FunctionJob, LocalFunctionJob
     from hpctrain.launch.jobs import LocalRunJob, RunJob
@@ -51,17 +52,11 @@ def submit(*overrides: str, config_dir: Folder | None = None) -> list[RunJob | L
         DataError: A data set is missing or damaged; nothing was queued.
         LaunchError: The scheduler refuses a job.
     """
-    from hpctrain.base.secrets import mask
-    from hpctrain.base.terminal.console import say
-    from hpctrain.launch.functions.compose_call import composed
+    from hpctrain.config.composing.compose_sweep import composed
     from hpctrain.launch.sweeps.sweep import Sweep
 
     with private_files(), composed(overrides, config_dir) as call:
-        sweep = Sweep(call.folder, local=call.local, config_dir=call.composer.config_dir)
-        for run in call.runs:
-            sweep.add(run, call.composer.typed)
-        for line in call.composer.notes:
-            say(mask(line))
+        sweep = Sweep.of(call.folder, call.composer, call.runs, local=call.local)
         dry_run = any(entry.config.launch.dry_run for entry in sweep.entries)
         sweep.folder.mkdir(parents=True, exist_ok=True)
         sweep.submit()
@@ -86,18 +81,10 @@ def train(*overrides: str, config_dir: Folder | None = None) -> float | None:
         LaunchError: The run was stopped by another signal or a stop request, and has saved.
     """
     from hpctrain.engine.job.here import train_here
-    from hpctrain.launch.functions.compose_call import composed
     from hpctrain.launch.jobs import outcome
 
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("hpctrain.train must be called in the main thread, which gets signals")
     began = time.monotonic()
-    with composed(overrides, config_dir) as call:
-        if len(call.runs) != 1:
-            raise ConfigError(
-                f"{' '.join(overrides)}: {len(call.runs)} runs; train runs one, submit several"
-            )
-        config = call.composer.typed(call.runs[0])
+    config = _of_one_run("train", "train runs one, submit several", overrides, config_dir)
     with private_files():
         run, code = train_here(config, [], began)
     if code == 130:
@@ -121,17 +108,29 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         SystemExit: The run was stopped and has saved, or it has finished before.
     """
     from hpctrain.engine.job.here import session_here
-    from hpctrain.launch.functions.compose_call import composed
 
-    if threading.current_thread() is not threading.main_thread():
-        raise ConfigError("hpctrain.session must be called in the main thread, which gets signals")
     began = time.monotonic()
-    with composed(["loop._target_=hpctrain.session", *overrides], config_dir) as call:
-        if len(call.runs) != 1:
-            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; a session has one")
-        config = call.composer.typed(call.runs[0])
+    config = _of_one_run(
+        "session", "a session has one", overrides, config_dir, "loop._target_=hpctrain.session"
+    )
     with private_files(), session_here(config, began) as made:
         yield made
+
+
+def _of_one_run(
+    caller: str, words: str, overrides: Sequence[str], config_dir: Folder | None, *before: str
+) -> Config:
+    """Return the config of the run that the overrides of a call describe, in the main thread."""
+    from hpctrain.config.composing.compose_sweep import composed
+
+    if threading.current_thread() is not threading.main_thread():
+        raise ConfigError(
+            f"hpctrain.{caller} must be called in the main thread, which gets signals"
+        )
+    with composed([*before, *overrides], config_dir) as call:
+        if len(call.runs) != 1:
+            raise ConfigError(f"{' '.join(overrides)}: {len(call.runs)} runs; {words}")
+        return call.composer.typed(call.runs[0])
 
 
 def load_run(path: Folder) -> LoadedRun:

@@ -57,7 +57,7 @@ FORMS = {
     "report": {"--plot": "hpctrain.insight.report.plot_command"},
     "doctor": {"--env": "hpctrain.insight.doctor.environment"},
 }
-# Ranks of a job, which ignore Ctrl-C until they can save (hpctrain.launch.local_runs).
+# Ranks of a job, which ignore Ctrl-C until they can save (hpctrain.launch.sweeps.wait).
 _RANKS = ("run", "work", "call")
 _OTHERS = ("freeze", *_RANKS)
 
@@ -151,7 +151,11 @@ def _call(first: str, argv: list[str]) -> int:
         "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
     }
     if first in _RANKS:
-        _begin_rank(first)
+        from hpctrain.cluster.slurm.job_environment import take_kept_gpus
+
+        if first != "call":  # a function of a user hears its signals itself
+            early_signals.note()
+        take_kept_gpus()
     elif first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.
         guard()
@@ -219,14 +223,6 @@ def _freeze(argv: list[str]) -> int:
     return 0
 
 
-def _begin_rank(command: str) -> None:
-    if command != "call":  # a function of a user hears its signals itself
-        early_signals.note()
-    from hpctrain.cluster.slurm.job_environment import take_kept_gpus
-
-    take_kept_gpus()
-
-
 def _run(argv: list[str]) -> int:
     from hpctrain.engine.job.here import train_frozen
     from hpctrain.runs import trust
@@ -248,31 +244,24 @@ def _run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Compose, freeze and train here, or let the launcher submit (`-m`)."""
+    from hpctrain.base.terminal.console import AS_JSON
     from hpctrain.config.composing.compose import compose
     from hpctrain.engine.job.here import train_here
 
-    if "--json" in argv:
-        return _submit_as_json([text for text in argv if text != "--json"])
-    config = compose(argv)
+    as_json = "--json" in argv
+    argv = [text for text in argv if text != "--json"]
+    if as_json and not {"-m", "--multirun"} & {*argv}:
+        raise ConfigError("--json is of -m, and of the commands; a training here prints its log")
+    before = AS_JSON.set(as_json)
+    try:
+        config = compose(argv)
+    finally:
+        AS_JSON.reset(before)
     if config is None:
         return 0
     if config.launch.dry_run:
         raise ConfigError("launch.dry_run=true shows what -m would submit: add -m")
     return train_here(config, argv)[1]
-
-
-def _submit_as_json(argv: list[str]) -> int:
-    from hpctrain.base.terminal.console import AS_JSON
-    from hpctrain.config.composing.compose import compose
-
-    if not {"-m", "--multirun"} & {*argv}:
-        raise ConfigError("--json is of -m, and of the commands; a training here prints its log")
-    before = AS_JSON.set(True)
-    try:
-        compose(argv)
-    finally:
-        AS_JSON.reset(before)
-    return 0
 
 
 def _print_traceback() -> None:

@@ -41,18 +41,17 @@ class QuickCompose:
 
     def __init__(self) -> None:
         setup_globals()  # the resolver `now`
-        by_hydra.store_schema()
         self._composers: dict[tuple[str, _Files], Composer] = {}
         self._hydra: Callable[[list[str]], Config | None] = by_hydra.compose
         # Hydra finds its plugins and warms its parser here, which each fork would do again.
-        with by_hydra.our_launchers():
+        with by_hydra.our_files():
             self._composer("")
 
     def prepare(self, words: Sequence[str], cwd: str) -> None:
         """Compose, in the server, the choices of a command that is about to be forked."""
         given = [*words[words.index("hpctrain") + 1 :]] if "hpctrain" in words else []
         if given and (read := _read(given, cwd)):
-            with suppress(Exception), by_hydra.our_launchers():
+            with suppress(Exception), by_hydra.our_files():
                 self._composer(read[0])(read[1])
 
     def install(self) -> None:
@@ -62,7 +61,7 @@ class QuickCompose:
     def compose(self, argv: list[str]) -> Config | None:
         """Do what `hpctrain.config.composing.compose.compose` does."""
         if read := _read(argv, os.getcwd()):
-            with suppress(Exception), by_hydra.our_launchers():
+            with suppress(Exception), by_hydra.our_files():
                 composer = self._composer(read[0])
                 config = composer.typed([by_hydra.extending(text) for text in read[1]])
                 if not composer.notes:  # files set keys of the launcher, which only `-m` reads

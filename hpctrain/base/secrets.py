@@ -144,14 +144,21 @@ def reference(
     return _replace(text, keep, "${{oc.env:{}}}".format, known() if values is None else values)
 
 
-def referenced(node: Any, values: Mapping[str, str] | None = None) -> Any:
-    """Return a value of a config, also a dict or a list, with every text as by `reference`."""
+def referenced(
+    node: Any, values: Mapping[str, str] | None = None, keep: Callable[[str], str] = str
+) -> Any:
+    """Return a value of a config, also a dict or a list, with every text as by `reference`.
+
+    OmegaConf does not resolve the keys of a dict, so `keep` is not applied to them.
+    """
     values = known() if values is None else values
     if isinstance(node, dict):
-        return {referenced(key, values): referenced(item, values) for key, item in node.items()}
+        return {
+            referenced(key, values): referenced(item, values, keep) for key, item in node.items()
+        }
     if isinstance(node, list | tuple):
-        return [referenced(item, values) for item in node]
-    return reference(node, values=values) if isinstance(node, str) else node
+        return [referenced(item, values, keep) for item in node]
+    return reference(node, keep, values) if isinstance(node, str) else node
 
 
 def expand(text: str) -> str:

@@ -128,14 +128,10 @@ def _carry_out(plan: list[_Step]) -> None:
                 why = f"skipped: {step.run.path} cannot be written ({error.strerror})"
                 step.action, step.message = "skip", why
     signalled = [step.run.job_id for step in plan if step.action == "signal"]
-    cancelled = [job for step in plan if step.action == "cancel" for job in _jobs(step.run)]
+    ended = [step.run for step in plan if step.action == "cancel"]
+    behind = [job for run in ended if run.job for job in run.job.behind]  # of their chains
     queue.cancel(signalled, "--signal=USR2")
-    queue.cancel(cancelled)
-
-
-def _jobs(run: Facts) -> tuple[str, ...]:
-    """Return the ids of the job of a run and of those of its chain behind it."""
-    return (run.job_id, *(run.job.behind if run.job else ()))
+    queue.cancel([*(run.job_id for run in ended), *behind])
 
 
 def _action(run: Facts, state: State, together: set[str], save: bool) -> tuple[str, str]:

@@ -158,14 +158,10 @@ def _checkpoints(run: Facts) -> Iterator[Item]:
         if path.name == best:
             continue
         if not newest:
-            newest = _is_complete(path)
+            # It is healthy, and every file exists and has the size of the manifest.
+            newest = not damage(path, digests=False) and Manifest.read(path).healthy
         else:
             yield Item("checkpoint", path, "the run is finished; one is newer", run.path)
-
-
-def _is_complete(checkpoint: Path) -> bool:
-    """Return whether it is healthy, and every file exists and has the size of the manifest."""
-    return not damage(checkpoint, digests=False) and Manifest.read(checkpoint).healthy
 
 
 def _delete(item: Item) -> str:

@@ -1,4 +1,15 @@
-"""`python -m hpctrain logs RUN`: show the end of a run's log; of a failed run why it has failed."""
+"""`python -m hpctrain logs RUN`: show the end of a run's log; of a failed run why it has failed.
+
+    Slurm             RUN/logs/123_4.rank0.log, and array-N/batch/123_4.log of its sweep, or
+                      RUN/logs/123_4.batch.log if several runs share the job
+    submitit's local  RUN/logs/JOB_0_log.out
+    in a terminal     RUN/logs/terminal_N.rank0.log, for the Nth attempt there
+
+A job that Slurm restarts appends to its files.
+
+When a rank dies, the other ranks fail too, because a connection is broken; their errors are not the
+cause. A rank records its own error (`failure`), and the observers name one that does not get on.
+"""
 
 import argparse
 import os
@@ -14,9 +25,9 @@ from hpctrain.base.terminal.console import print_json
 from hpctrain.base.terminal.terminal import bytes_writer, harmless, printable
 from hpctrain.cluster.slurm.patience import WATCH_S
 from hpctrain.commands.facts import Facts
-from hpctrain.commands.rank_logs import batch_log, rank_logs, telling
 from hpctrain.commands.select import add_dir, latest_run
 from hpctrain.commands.state import UNDER_WAY, State, states_of
+from hpctrain.runs.state.failure import Failure
 
 _BLOCK = 1 << 16  # bytes read at a time
 _LINE = re.compile(rb"[^\r\n]*(?:\r?\n|\r)|[^\r\n]+\Z")
@@ -24,6 +35,8 @@ _READ = 4 << 20  # bytes of the end of a log
 _FAILED = ("failed", "lost", "cancelled")
 _OF_BATCH = 10  # lines of the batch script beside those of a rank
 _READ_S = 0.5  # how often -f reads the log
+_RANK_LOG = re.compile(r"(?P<job>.+)\.rank(?P<rank>\d+)\.log$")
+_LOCAL_LOG = re.compile(r"(?P<job>.+)_(?P<rank>\d+)_log\.out$")
 
 
 def main(argv: list[str]) -> int:
@@ -81,7 +94,7 @@ def _print_end(log: Path, lines: int) -> None:
 
 def _tell_failure(run: Facts, state: State, lines: int) -> None:
     """Print why a run has failed, and the ends of the logs that tell most of it."""
-    rank, batch = telling(run), batch_log(run)
+    rank, batch = telling(run), _batch_log(run)
     reason = f" ({state.reason})" if state.reason else ""
     says = "" if rank is None else f"; rank {rank} says:"
     print(printable(f"{run.name} is {state.name}{reason}{says}"), flush=True)
@@ -110,7 +123,7 @@ def _log_file(run: Facts, state: State, rank: int | None) -> Path:
     if logs and rank is not None:
         ranks = f"there are {min(logs)} to {max(logs)}" if len(logs) > 1 else f"only {min(logs)}"
         raise StorageError(f"{run.name}: no rank {rank}; {ranks}")
-    if (batch := batch_log(run)) is not None:
+    if (batch := _batch_log(run)) is not None:
         return batch
     why = f"it is {state.name}{f' ({state.reason})' if state.reason else ''}"
     raise StorageError(f"{run.path}/logs: no log yet; {why}")
@@ -173,3 +186,52 @@ def _copy(path: Path, offset: int, write: Callable[[bytes], None]) -> int:
             write(block)
             offset += len(block)
     return offset
+
+
+def telling(run: Facts) -> int | None:
+    """Return the rank whose log tells why a run has failed; None if no rank has written one.
+
+    It is the one that has recorded its error, or was named by the observers, or else the one that
+    stopped writing first.
+    """
+    logs = rank_logs(run)
+    error, now = Failure.get(run.path), run.attempt
+    is_new = error is not None and error.key == now.key and error.time >= now.started
+    named = error.rank if error and is_new else run.hang.rank if run.hang else None
+    if named in logs:
+        return named
+    # A log that the last attempt has not written to has only errors of older attempts.
+    written = {rank: _mtime(path) for rank, path in logs.items() if path.stat().st_size}
+    began = now.started - 1.0 if run.recorded_state != "queued" else 0.0
+    return min(((at, rank) for rank, at in written.items() if at >= began), default=(0, None))[1]
+
+
+def rank_logs(run: Facts) -> dict[int, Path]:
+    """Return the log of each rank of the newest job, by rank."""
+    jobs: dict[str, dict[int, Path]] = {}
+    for path in sorted((run.path / "logs").glob("*"), key=_mtime):
+        # A FIFO in place of a log would be waited for.
+        if (match := _RANK_LOG.match(path.name) or _LOCAL_LOG.match(path.name)) and path.is_file():
+            # Each rank counts its own attempts in a terminal, so the numbers may differ.
+            job = "terminal" if match["job"].startswith("terminal_") else match["job"]
+            jobs.setdefault(job, {})[int(match["rank"])] = path
+    if run.job_id in jobs:
+        return jobs[run.job_id]
+    # The job has printed nothing yet, or the run has no job: take the logs written last.
+    return max(jobs.values(), key=lambda logs: max(map(_mtime, logs.values())), default={})
+
+
+def _batch_log(run: Facts) -> Path | None:
+    """Return the log of the batch script, which also has the messages of srun and Slurm."""
+    if not run.submission:
+        return None
+    folder = Path(run.submission.script).parent / "batch"
+    own = run.path / "logs" / f"{run.job_id}.batch.log"
+    return next((path for path in (own, folder / f"{run.job_id}.log") if path.is_file()), None)
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -169,25 +169,9 @@ def digest(content: bytes) -> str:
 
 def dump(config: Config) -> str:
     """Return the config as YAML. All values are resolved, except the secrets of the environment."""
-    text: str = yaml.dump(plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    values = secrets.referenced(plain(config), secrets.known(), _escape)
+    text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
     return text
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes YAML that `OmegaConf.load` reads back unchanged; its own dumper is 15 times slower."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.secrets = secrets.known()
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
-        """Mark the keys: OmegaConf does not resolve them, so they are not escaped."""
-        marked = {_Key(k) if isinstance(k, str) else k: value for k, value in mapping.items()}
-        return super().represent_mapping(tag, marked, flow_style)
-
-
-class _Key(str):
-    pass
 
 
 def _escape(text: str) -> str:
@@ -195,16 +179,17 @@ def _escape(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", text)
 
 
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes YAML that `OmegaConf.load` reads back unchanged; its own dumper is 15 times slower."""
+
+
 def _as_yaml(dumper: Any, text: str) -> Any:
-    escape = str if isinstance(text, _Key) else _escape
-    escaped = secrets.reference(text, escape, dumper.secrets)
     # Texts such as "1e-3" need quotes: OmegaConf would read a number, although YAML would not.
     style = '"' if re.fullmatch(r"[-+.\d].*|nan|inf", text, re.I | re.S) else None
-    return dumper.represent_scalar("tag:yaml.org,2002:str", escaped, style=style)
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _as_yaml)
-_Dumper.add_representer(_Key, _as_yaml)
 
 
 def plain(section: Any) -> dict[str, Any]:

@@ -32,9 +32,8 @@ _Rules = tuple[tuple[tuple[str, ...], Callable[[Config], Iterable[str]]], ...]
 
 _ALONE: _Rules = (
     (("",), objects.problems),
-    (("",), lambda config: job.for_a_shell(plain(config))),
+    (("",), lambda config: job.text_problems(plain(config))),
     (("data.mixture",), lambda config: data_sets.problems(config.data)),
-    (("",), lambda config: job.written_secrets(plain(config))),
     (("data.val_sets",), lambda config: data_sets.val_set_problems(config.data)),
     (
         ("checkpoint.init_from", "checkpoint.init_rename"),
@@ -69,9 +68,8 @@ def validate(config: Config, world_size: int | None = None) -> None:
 
 def validate_job(config: Config, sections: Sequence[str]) -> None:
     """Check the resources of a job that is no training, in these sections and keys."""
-    problems = list(_values(config, sections))
-    written = *job.written_secrets(plain(config)), *job.for_a_shell(plain(config))
-    if problems := problems or [*written, *job.resources(config)]:
+    problems = [*_values(config, sections)]
+    if problems := problems or [*job.text_problems(plain(config)), *job.resources(config)]:
         raise ConfigError("\n".join(problems))
 
 

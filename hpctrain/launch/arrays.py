@@ -31,9 +31,9 @@ from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.files.disk import sync_file_system
 from hpctrain.base.secrets import reference
 from hpctrain.cluster.slurm import excluded_hosts, sbatch
-from hpctrain.cluster.slurm.lead_time import lead_s
 from hpctrain.cluster.slurm.partition_limit import Road, road
 from hpctrain.cluster.slurm.queue import UnreachableError, me
+from hpctrain.cluster.slurm.requeue import lead_s
 from hpctrain.cluster.slurm.sbatch_options import check_folder
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config.frozen import dump, plain

@@ -5,13 +5,18 @@ OPEN ── set_states: it is finished, under way, given twice ── it stays a
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, TypeVar
+
+from rich.progress import track
 
 from hpctrain.base import secrets
 from hpctrain.base.names.run_record import RunRecord
+from hpctrain.base.terminal.console import Console, Table, say
 from hpctrain.cluster.slurm.queue import Queue, Task
 from hpctrain.config.schema import Config
 from hpctrain.launch.jobs import LocalRunJob, RunJob
@@ -19,6 +24,9 @@ from hpctrain.runs import sweep_overrides
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.runs.state.shared_job import job_of
+
+ROWS = 40  # longer tables are cut
+T = TypeVar("T")
 
 
 class Status(Enum):
@@ -130,3 +138,39 @@ def set_states(entries: list[Entry], jobs: Queue) -> None:
         elif rerun == "none" and record.attempts:
             entry.mark(Status.LEFT, state)
         seen.add(path)
+
+
+def runs(count: int) -> str:
+    """Return the number with its noun: `1 run`, `2 runs`."""
+    return f"{count:,} run" + ("s" if count != 1 else "")
+
+
+def progress(items: Sequence[T]) -> Iterable[T]:
+    """Iterate over `items`; show a progress bar if they are many and this is a terminal."""
+    hidden = len(items) <= ROWS or not sys.stderr.isatty()
+    console = Console(stderr=True)
+    return track(items, "checking", console=console, disable=hidden, transient=True)
+
+
+def show(entries: list[Entry]) -> None:
+    """Print a table of the runs: name, overrides that not all have, state, job, and metric."""
+    metrics = [entry.metric() for entry in entries]
+    names = dict.fromkeys(
+        entry.config.metric
+        for entry, value in zip(entries, metrics, strict=True)
+        if value is not None
+    )
+    table = Table("run", "overrides", "state", "job", *names)
+    common = set.intersection(*(set(entry.overrides) for entry in entries))
+    for entry, metric in list(zip(entries, metrics, strict=True))[:ROWS]:
+        own = [text for text in entry.overrides if text not in common or len(entries) == 1]
+        cells = [entry.run.name, secrets.mask(" ".join(own)), entry.state, entry.job]
+        for name in names:
+            mine = name == entry.config.metric and metric is not None
+            cells.append(f"{metric:.4g}" if mine else "")
+        table.add_row(*cells)
+    Console(stderr=True).print(table)
+    if len(entries) > ROWS:
+        counts = Counter(entry.state.split(",")[0] or "checked" for entry in entries)
+        listed = ", ".join(f"{count:,} {state}" for state, count in counts.most_common())
+        say(f"… and {len(entries) - ROWS:,} more; of all {len(entries):,}: {listed}")

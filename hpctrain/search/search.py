@@ -38,11 +38,9 @@ from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.launcher_keys import is_local
 from hpctrain.config.schema import Config, LaunchConfig
-from hpctrain.launch import local_runs
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import LocalExecutor
-from hpctrain.launch.sweeps.before_queueing import check_bounds, notes
-from hpctrain.launch.sweeps.run_code import say_copy
+from hpctrain.launch.sweeps.before_queueing import check_bounds, check_here, notes, say_copy
 from hpctrain.runs.code import provenance, snapshot
 from hpctrain.runs.run_dir import RunDir
 from hpctrain.search import worker_arrays
@@ -169,7 +167,7 @@ class Search:
                     raise
         self._settings.check_trial(config.data, config.train)
         if not self._cluster:
-            local_runs.check(JobRequest.of(config))
+            check_here(JobRequest.of(config))
         for _, problem in offered.foreign_targets.refused([Entry([], config, run)]):
             raise problem
         if config.launch.pack != 1:

@@ -149,7 +149,7 @@ def submit_missing(
     With `first`, at least one worker is there afterwards: whoever has killed all of them may have
     left nothing but paused trials.
     """
-    from hpctrain.launch.sweeps.submit_lock import submit_lock  # it imports submitit
+    from hpctrain.launch.sweeps.submission import submit_lock  # it imports submitit
 
     with submit_lock([Path(request.output_dir)]) as locks:
         there = live(sweep)

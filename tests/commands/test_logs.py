@@ -9,7 +9,7 @@ import pytest
 from hpctrain.base.names.run_record import Hang
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.commands.facts import Facts
-from hpctrain.commands.rank_logs import rank_logs, telling
+from hpctrain.commands.logs import rank_logs, telling
 from hpctrain.errors import ConfigError
 from hpctrain.runs.state.failure import Failure
 from hpctrain.runs.terminal_log import kept

@@ -8,7 +8,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.types import RunMode
 
 from hpctrain.base.files.yaml_file import conf_dir
-from hpctrain.config.composing.compose import store_schema
+from hpctrain.config.composing.compose import our_files
 from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.schema import Config
 from hpctrain.errors import ConfigError
@@ -17,10 +17,10 @@ from hpctrain.errors import ConfigError
 @pytest.fixture(scope="module")
 def new() -> Any:
     """A function that makes a composer that has not composed anything yet."""
-    store_schema()
-    loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
-    master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
-    return lambda: Composer(loader, master)
+    with our_files():
+        loader = ConfigLoaderImpl(create_config_search_path(str(conf_dir())))
+        master = loader.load_configuration("config", [], run_mode=RunMode.MULTIRUN)
+        yield lambda: Composer(loader, master)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hpctrain.base.files.yaml_file import conf_dir, groups
 from hpctrain.config.composing.compose import compose as compose_config
 from hpctrain.config.composing.compose import extending
-from hpctrain.config.composing.compose_sweep import Composer
+from hpctrain.config.composing.compose_sweep import Composer, composed
 from hpctrain.config.frozen import dump, load
 from hpctrain.config.identity import identity
 from hpctrain.config.job_request import fitting_nodes
@@ -21,7 +21,6 @@ from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate
 from hpctrain.errors import ConfigError, DataError, HpctrainError
 from hpctrain.insight.reference.help import as_typed
-from hpctrain.launch.functions.compose_call import composed
 from hpctrain.runs.freeze import check, freeze
 from tests.written import write_shards
 

@@ -14,9 +14,9 @@ import hpctrain
 from hpctrain.base.files.yaml_file import conf_dir
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.config.composing import compose as command_line
+from hpctrain.config.composing.compose_sweep import composed
 from hpctrain.config.launcher_keys import INSTEAD, NOT_NEEDED, READ_AS
 from hpctrain.errors import ConfigError, LaunchError, StorageError
-from hpctrain.launch.functions.compose_call import composed
 from hpctrain.launch.functions.function import LocalFunctionJob
 from hpctrain.launch.jobs import LocalRunJob, RunJob
 from hpctrain.launch.sweeps.sweep import Sweep

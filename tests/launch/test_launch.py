@@ -19,7 +19,7 @@ from hpctrain.config.schema import Config
 from hpctrain.engine.faults import early_signals
 from hpctrain.engine.job import here
 from hpctrain.errors import ConfigError
-from hpctrain.launch import local_runs
+from hpctrain.launch.sweeps.before_queueing import check_here
 from tests.conftest import NET, Completed, run_json, runs
 
 Train = Callable[..., Completed]
@@ -55,7 +55,7 @@ def test_the_local_launcher_refuses_more_nodes_where_there_is_a_cluster(
     config = Config()
     config.launch.nodes = 2
     with pytest.raises(ConfigError, match=r"nodes=2: with hydra/launcher=submitit_local a run has"):
-        local_runs.check(JobRequest.of(config))
+        check_here(JobRequest.of(config))
 
 
 def test_without_sbatch_the_sweep_runs_here(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpctrain.base.names.run_record import AttemptKey, RunRecord, Submission
-from hpctrain.cluster.slurm import gpu_parts, node_kinds, steps
+from hpctrain.cluster.slurm import node_kinds, steps
 from hpctrain.cluster.slurm.partition_limit import Road
 from hpctrain.cluster.slurm.queue import Job, Queue
 from hpctrain.config.composing.compose_sweep import Composer
@@ -229,7 +229,7 @@ def test_runs_share_one_gpu_by_the_parts_that_slurm_has(
     devices: str, job: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stand-in for sinfo; the real one answers in the test of shards."""
-    gpu_parts._offered.cache_clear()
+    node_kinds._offered.cache_clear()
     kinds = f"batch*|up|infinite|NO|1|1|8|1|{devices}||n1\ncpu|up|infinite|NO|1|1|8|1|(null)||n2"
     monkeypatch.setattr(node_kinds, "ask", lambda *_, **__: kinds)
     monkeypatch.setattr(arrays, "_road", lambda _: Road("requeue"))

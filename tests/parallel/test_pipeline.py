@@ -10,8 +10,7 @@ import torch
 from torch import distributed
 
 from hpctrain.config.rules.combinations import parallel_problems
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import bubble
+from hpctrain.config.rules.degrees import Degrees, bubble
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.shards.types import Batch
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan

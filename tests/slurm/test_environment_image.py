@@ -18,8 +18,7 @@ from hpctrain.errors import StorageError
 from hpctrain.insight.shell import tools
 from hpctrain.launch.entry import Entry
 from hpctrain.launch.executors import SlurmExecutor
-from hpctrain.launch.sweeps.submission import Submitter
-from hpctrain.launch.sweeps.submit_lock import LOCK
+from hpctrain.launch.sweeps.submission import LOCK, Submitter
 from hpctrain.runs.run_dir import RunDir
 
 HERE = Path(__file__).parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpctrain.cluster.slurm.lead_time import GRACE, LEAD, LeadTime, lead_s, limits_s
+from hpctrain.cluster.slurm.requeue import GRACE, LEAD, LeadTime, lead_s, limits_s
 from hpctrain.config.schema import LaunchConfig
 
 

@@ -1,7 +1,7 @@
-"""Expand the short forms of node names and task counts that Slurm uses."""
+"""The short forms of node names, task counts and numbers that Slurm uses."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from hpctrain.base.errors import DistributedError
 
@@ -54,3 +54,12 @@ def expand_tasks(text: str) -> list[int]:
             raise DistributedError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: {part!r} is no count")
         counts += [int(match[1])] * int(match[2] or 1)
     return counts
+
+
+def listed(numbers: Sequence[int], between: str = ", ") -> str:
+    """Return sorted numbers as text, successive ones as a range: `4, 6-8`."""
+    known = {*numbers}
+    starts = [n for n in numbers if n - 1 not in known]
+    ends = [n for n in numbers if n + 1 not in known]
+    pairs = zip(starts, ends, strict=True)
+    return between.join(f"{a}-{b}" if b > a else str(a) for a, b in pairs)

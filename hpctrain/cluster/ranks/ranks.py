@@ -67,7 +67,8 @@ class RankInfo:
     piece: int = 0
     until: int | None = None
 
-    def __post_init__(self) -> None:
+    def _checked(self) -> RankInfo:
+        """Return it, if what the launcher says is possible."""
         for value, count, name in (
             (self.rank, self.world_size, "rank"),
             (self.local_rank, self.local_world_size, "local_rank"),
@@ -83,6 +84,7 @@ class RankInfo:
                 f"local_world_size={self.local_world_size} on {self.num_nodes} nodes: "
                 "a node has at least one rank and at most all of them"
             )
+        return self
 
     def __str__(self) -> str:
         return (
@@ -130,14 +132,16 @@ class RankInfo:
             "torchrun": _from_torchrun,
             "submitit-local": _from_submitit_local,
             "slurm": _from_slurm,
-            "single": _single,
         }
         launcher = env.get("HPCTRAIN_LAUNCHER") or _detect(env)
+        if launcher == "single":
+            restarts = _number(env, "SLURM_RESTART_COUNT", 0)
+            host = socket.gethostname()
+            return cls(launcher, hosts=(host,), job_id=_job_id(env), restart_count=restarts)
         if launcher not in readers:
-            raise DistributedError(
-                f"HPCTRAIN_LAUNCHER={launcher}: allowed are {', '.join(sorted(readers))}"
-            )
-        return readers[launcher](env)
+            allowed = ", ".join(sorted([*readers, "single"]))
+            raise DistributedError(f"HPCTRAIN_LAUNCHER={launcher}: allowed are {allowed}")
+        return readers[launcher](env)._checked()
 
     def idle_tasks(self, env: Mapping[str, str] = os.environ) -> int:
         """Return how many tasks of the allocation nobody has started.
@@ -256,15 +260,6 @@ def _from_slurm(env: Mapping[str, str]) -> RankInfo:
         job_id=_job_id(env),
         restart_count=restart_count,
         step_id=step,
-    )
-
-
-def _single(env: Mapping[str, str]) -> RankInfo:
-    return RankInfo(
-        launcher="single",
-        hosts=(socket.gethostname(),),
-        job_id=_job_id(env),
-        restart_count=_number(env, "SLURM_RESTART_COUNT", 0),
     )
 
 

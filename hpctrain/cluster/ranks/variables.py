@@ -33,19 +33,24 @@ def export(
     """
     asked = variables(network, train)
     asked |= {name: (value, f"site.env.{name}") for name, value in site_env.items()}
-    if not {*_RECORDER} & (environment.keys() | asked.keys()):
+    given = environment.keys() | asked.keys()
+    if not {*_RECORDER} & given:
         environment[_RECORDER[0]] = "2000"
-    if one_node and GLOO not in environment.keys() | asked.keys():
+    if one_node and GLOO not in given:
         environment[GLOO] = "lo"  # gloo has no authentication: other nodes need not reach it
-    kept = []
-    for name, (value, key) in asked.items():
-        names = ALLOCATOR if name in ALLOCATOR else (name,)
-        exported = next((other for other in names if other in environment), None)
-        if exported is None:
-            try:
-                environment[name] = value
-            except ValueError as error:
-                raise ConfigError(f"{key}={value!r}: not a variable of the environment") from error
-        elif environment[exported] != value:
-            kept.append(f"{exported}={environment[exported]} (not {key}={value})")
-    return kept
+    kept = (_set(environment, name, value, key) for name, (value, key) in asked.items())
+    return [*filter(None, kept)]
+
+
+def _set(environment: MutableMapping[str, str], name: str, value: str, key: str) -> str:
+    """Set a variable, unless the user has exported it; return the text for another value."""
+    names = ALLOCATOR if name in ALLOCATOR else (name,)
+    exported = next((other for other in names if other in environment), None)
+    if exported is None:
+        try:
+            environment[name] = value
+        except ValueError as error:
+            raise ConfigError(f"{key}={value!r}: not a variable of the environment") from error
+    elif environment[exported] != value:
+        return f"{exported}={environment[exported]} (not {key}={value})"
+    return ""

@@ -1,18 +1,32 @@
-"""The kinds of nodes of a cluster, by one call of `sinfo`, whatever the size of the cluster."""
+"""The kinds of nodes of a cluster, by one call of `sinfo`, whatever the size of the cluster.
 
+Their GPUs may be offered in parts, which Slurm gives to jobs and steps as its gres `shard` or `mps`
+
+    gpu:2,shard:8 ── 4 parts a GPU ── launch.gpus_per_run=0.25 ── a step asks for shard:1
+                                   ── launch.pack=3            ── the job asks for shard:3
+
+Slurm takes all parts of a job on a node from one GPU, and steps with `--exact` have their parts of
+it at the same time. It divides neither the memory nor, with `shard`, the time of the GPU.
+"""
+
+import functools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from hpctrain.base.errors import ConfigError
 from hpctrain.cluster.slurm.partition_limit import minutes
 from hpctrain.cluster.slurm.queue import NO_CONTROLLER, UnreachableError, ask, rows
+from hpctrain.config.schema import LaunchConfig, SiteConfig
 
 _SINFO = "%P|%a|%l|%h|%m|%D|%c|%Z|%G|%f|%N"
 _COUNT = r"\d+\+?"
 _KIND = (r"[^|]+", "[a-z]+", r"[\w:-]+", r"[^|]+", _COUNT, r"\d+", *[_COUNT] * 2, *[r"[^|]*"] * 3)
 _NONE = ("", "(null)", "N/A")
+_PARTS = ("mps", "shard")
+"""The better one first: with both, Slurm 22.05 does not tell a step of a shard which GPU it has."""
 
 
 @dataclass(frozen=True)
@@ -80,3 +94,39 @@ def _kinds(answer: str) -> Iterator[NodeKind]:
             frozenset(features.split(",") if features not in _NONE else ()),
             hosts,
         )
+
+
+def parts_option(launch: LaunchConfig, site: SiteConfig, runs: int) -> dict[str, str]:
+    """Return the option of sbatch or srun for the parts of a GPU that so many runs need.
+
+    A partition that does not offer them is a ConfigError, and no answer an UnreachableError.
+    """
+    share, where = launch.gpus_per_run or 1.0, site.partition or "that is the default one"
+    found = _offered(site.partition)
+    kind = next((each for each in _PARTS if found[each]), None)
+    if kind is None:
+        raise ConfigError(
+            f"launch.gpus_per_run={share:g}: no node of the partition {where} has parts of GPUs "
+            "(`sinfo -o %G` shows neither shard nor mps). The site must offer them, with GresTypes="
+            "gpu,shard in slurm.conf, and in gres.conf Name=shard and a Count of several for each "
+            "GPU; else leave the key out"
+        )
+    # Nodes may divide their GPUs otherwise: a run gets no less than its share on any of them.
+    each = max(math.ceil(share * parts - 1e-6) for parts in found[kind])
+    if runs * each > max(found[kind]):
+        raise ConfigError(
+            f"launch.gpus_per_run={share:g} with launch.pack={launch.pack}: the GPUs of the "
+            f"partition {where} have {max(found[kind])} parts ({kind}), of which a run needs {each}"
+        )
+    return {"gres": f"{kind}:{runs * each}"}
+
+
+@functools.cache
+def _offered(partition: str | None) -> dict[str, set[int]]:
+    """Return by kind into how many parts the nodes of the partition divide each of their GPUs."""
+    found: dict[str, set[int]] = {kind: set() for kind in _PARTS}
+    for nodes in kinds_in(partition):
+        for kind in _PARTS:
+            if (gpus := nodes.count()) and (parts := nodes.count(kind) // gpus):
+                found[kind].add(parts)
+    return found

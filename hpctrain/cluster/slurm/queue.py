@@ -22,10 +22,9 @@ from typing import Any
 from hpctrain.base.errors import DistributedError, LaunchError
 from hpctrain.base.forks import run
 from hpctrain.base.names.run_record import RunRecord
-from hpctrain.cluster.ranks.hostlist import expand_hostlist
+from hpctrain.cluster.ranks.hostlist import expand_hostlist, listed
 from hpctrain.cluster.slurm import patience
 from hpctrain.cluster.slurm.job_environment import clean_environment
-from hpctrain.cluster.slurm.node_range import listed
 
 log = logging.getLogger(__name__)
 

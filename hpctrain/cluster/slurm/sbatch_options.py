@@ -1,15 +1,26 @@
-"""The config sections `launch` and `site` as options of sbatch, in the form this cluster needs."""
+"""The config sections `launch` and `site` as options of sbatch, in the form this cluster needs.
+
+    launch.nodes=3-9 ── 4 and 8 fit ── sbatch --nodes=4-8 ── the job gets 6 ── srun --nodes=4
+
+The scheduler knows no gaps in a range. So the ranks start on the largest number of nodes that fits,
+and the other nodes of the job stay idle.
+
+    launch.nodes=4 launch.spares=1 ── sbatch --nodes=5 --no-kill ── srun --nodes=4
+
+A spare takes the place of a node that is lost: with --no-kill Slurm only takes that one away.
+"""
 
 import math
 import os
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.cluster.slurm import gpu_parts, release
-from hpctrain.cluster.slurm.node_range import node_options
+from hpctrain.cluster.ranks.hostlist import listed
+from hpctrain.cluster.slurm import release
+from hpctrain.cluster.slurm.node_kinds import parts_option
 from hpctrain.config.schema import LaunchConfig, SiteConfig
 
 Options = dict[str, str | int | bool]
@@ -32,7 +43,7 @@ def sbatch_options(
     """
     options: Options = {
         "job-name": name,
-        **node_options(launch, site, fitting),
+        **_node_options(launch, site, fitting),
         "cpus-per-task": launch.cpus_per_task,
         **_gpu_options(launch, site),
         **_memory_options(launch, site),
@@ -87,10 +98,56 @@ _OWN_GPU_ONLY = (
 )
 
 
+def _node_options(
+    launch: LaunchConfig, site: SiteConfig, fitting: Sequence[int]
+) -> dict[str, str | int | bool]:
+    """Return the options of sbatch for the number of nodes, if these are fitting, and of ranks.
+
+    A `site.gpu_option` that does not work with a range is a ConfigError.
+    """
+    if len(launch.node_numbers) == 1:
+        nodes = launch.node_numbers[0] + launch.spares
+        lost = {"no-kill": True} if launch.spares else {}
+        return {"nodes": nodes, "ntasks-per-node": launch.tasks_per_node, **lost}
+    if launch.gpus_per_node and site.gpu_option == "gpus-per-task":
+        raise ConfigError(
+            f"site.gpu_option=gpus-per-task with launch.nodes={launch.nodes}: sbatch multiplies it "
+            "by the number of tasks, which a range leaves open; use gpus-per-node or gres"
+        )
+    # With --ntasks-per-node=T, Slurm makes a job of T tasks for each node of the smallest number,
+    # and gives N tasks at most N nodes. So the job has no tasks, and asks for the CPUs of a node.
+    cpus = launch.tasks_per_node * launch.cpus_per_task
+    return {"nodes": f"{fitting[0]}-{fitting[-1]}", "mincpus": cpus}
+
+
+def rank_options(launch: LaunchConfig) -> list[str]:
+    """Return the options of srun that start the ranks, as words of the script."""
+    tasks = launch.tasks_per_node
+    if len(launch.node_numbers) == 1 and not launch.spares and launch.pack == 1:
+        return []
+    return ['--nodes="$nodes"', f'--ntasks="$((nodes * {tasks}))"', f"--ntasks-per-node={tasks}"]
+
+
+def choose_nodes(launch: LaunchConfig, fitting: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of the script that set `$nodes`, the number of nodes with ranks."""
+    if len(launch.node_numbers) == 1:
+        yield f"nodes={launch.node_numbers[0]}"
+        return
+    yield "\n# The ranks run on the largest number of nodes that fits the batch and the degrees."
+    yield f"for nodes in {' '.join(map(str, reversed(fitting)))}; do"
+    yield "    ((nodes <= SLURM_JOB_NUM_NODES)) && break"
+    yield "done"
+    if len(fitting) <= fitting[-1] - fitting[0]:  # there are gaps
+        yield "if ((nodes < SLURM_JOB_NUM_NODES)); then"
+        yield '    echo "warning: of $SLURM_JOB_NUM_NODES nodes only $nodes are used:" \\'
+        yield f'        "launch.nodes={launch.nodes}, and {listed(fitting)} fit" >&2'
+        yield "fi"
+
+
 def _gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     """Return the option of sbatch that requests GPUs on this cluster."""
     if launch.gpus_per_run is not None:
-        return gpu_parts.option(launch, site, launch.pack)
+        return parts_option(launch, site, launch.pack)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option in ("srun", "none"):
         return {}
@@ -107,7 +164,7 @@ def step_gpu_options(launch: LaunchConfig, site: SiteConfig) -> dict[str, str]:
     the ranks of a node.
     """
     if launch.gpus_per_run is not None:
-        return gpu_parts.option(launch, site, 1)
+        return parts_option(launch, site, 1)
     count, option = launch.gpus_per_node, site.gpu_option
     if count == 0 or option == "none":
         return {}

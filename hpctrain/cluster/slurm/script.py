@@ -29,13 +29,13 @@ from hpctrain.cluster.slurm.container import (
     shell_words,
 )
 from hpctrain.cluster.slurm.job_environment import TRUST
-from hpctrain.cluster.slurm.lead_time import GRACE, LEAD
-from hpctrain.cluster.slurm.node_range import choose_nodes, rank_options
-from hpctrain.cluster.slurm.requeue import CHAIN
+from hpctrain.cluster.slurm.requeue import CHAIN, GRACE, LEAD
 from hpctrain.cluster.slurm.sbatch_options import (
     Options,
     check_folder,
+    choose_nodes,
     joined_hosts,
+    rank_options,
     sbatch_options,
     step_gpu_options,
 )

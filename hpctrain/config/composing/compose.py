@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -45,12 +46,7 @@ def compose(argv: list[str]) -> Config | None:
     A wrong key, value or choice is a ConfigError, and a folder of a sweep that cannot be written a
     StorageError.
     """
-    store_schema()
     composed: list[DictConfig] = []
-
-    def keep(config: DictConfig) -> None:  # for a builtin Hydra would read the files of the stack
-        composed.append(config)
-
     own_argv = sys.argv
     overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
@@ -59,8 +55,8 @@ def compose(argv: list[str]) -> Config | None:
     # Hydra 1.3 wants all overrides side by side; `experiment=digits -m seed=1,2` works here.
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
-        with our_launchers():
-            hydra.main(str(conf_dir()), "config", "1.3")(keep)()
+        with our_files():
+            hydra.main(str(conf_dir()), "config", "1.3")(partial(list.append, composed))()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if told := _told(error):
             raise told from error
@@ -143,9 +139,10 @@ def quoted(override: str) -> str:
     key = name.lstrip("+")
     if re.search(r"""['"(){}$\\]""", value):
         return override
-    if _is_text(key):
+    declared = types().get(key) or types().get(key.rpartition(".")[0], "")
+    if declared in yaml_file.TEXTS:
         return name + equals + re.sub(r"[^,[\]]+", _quoted, value)
-    for part in re.split(r"[,[\]]", value) if types().get(key) in _NUMBERS else ():
+    for part in re.split(r"[,[\]]", value) if declared in _NUMBERS else ():
         if yaml_file.is_disputed(part) and part[-1].isdigit():
             raise ConfigError(f"{override}: write the number {part} in plain decimal digits")
     return override
@@ -156,30 +153,18 @@ def _quoted(part: re.Match[str]) -> str:
     return part[0] if yaml_file.is_text(word) else f"'{word}'"
 
 
-def _is_text(key: str) -> bool:
-    """Return whether a key holds any text, or texts."""
-    declared = types().get(key) or types().get(key.rpartition(".")[0], "")
-    return declared in yaml_file.TEXTS
-
-
-def store_schema() -> None:
-    """Make the schema known to Hydra."""
-    store = ConfigStore.instance()
-    if "schema.yaml" not in store.repo:
-        store.store(name="schema", node=Config)
-
-
 @contextmanager
-def our_launchers() -> Iterator[None]:
-    """Let `hydra/launcher=submitit_slurm` and `submitit_local` name our launcher, and read files.
+def our_files() -> Iterator[None]:
+    """Let Hydra know the schema, read files as we do, and find our launcher by submitit's names.
 
-    Other programs that use Hydra in this process find those of hydra-submitit-launcher afterwards,
-    and Hydra's own loader and readers of files.
+    Other programs that use Hydra in this process find it as it was, with the launchers of
+    hydra-submitit-launcher.
     """
     Plugins.instance()  # imports the plugins, which store their launchers
     store, sources = ConfigStore.instance(), SourcesRegistry.instance().types
     stored = store.repo["hydra"]["launcher"]
     before, readers = dict(stored), dict(sources)
+    store.store(name="schema", node=Config)
     try:
         for name, node in _SUBMITIT.items():
             store.store(group="hydra/launcher", name=name, node=node, provider="hpctrain")
@@ -197,24 +182,18 @@ class _Once(ConfigLoaderImpl):
 
     _first: DictConfig | None = None
 
-    def load_configuration(
-        self,
-        config_name: str | None,
-        overrides: list[str],
-        run_mode: RunMode,
-        from_shell: bool = True,
-        validate_sweep_overrides: bool = True,
+    def load_configuration(  # type: ignore[override]
+        self, config_name: str | None, overrides: list[str], run_mode: RunMode, **how: bool
     ) -> DictConfig:
+        if not how.get("validate_sweep_overrides", True):  # the first time
+            mode = _mode(sys.argv)
+            self._first = super().load_configuration(config_name, overrides, mode, **how)
+            return self._first
         first, self._first = self._first, None
         if first is None or run_mode != _mode(sys.argv):
-            mode = run_mode if validate_sweep_overrides else _mode(sys.argv)  # the first time
-            config = super().load_configuration(
-                config_name, overrides, mode, from_shell, validate_sweep_overrides
-            )
-            self._first = None if validate_sweep_overrides else config
-            return config
+            return super().load_configuration(config_name, overrides, run_mode, **how)
         parsed = OverridesParser.create().parse_overrides(overrides)
-        self.validate_sweep_overrides_legal(parsed, run_mode, from_shell)
+        self.validate_sweep_overrides_legal(parsed, run_mode, from_shell=True)
         first.hydra.mode = run_mode
         return first
 
@@ -266,6 +245,7 @@ def _plain_sections(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[st
             yield member.name, node
 
 
+# Not files of conf/hydra/launcher: Hydra would check those by the schemas of the plugin.
 _SUBMITIT = {
     "submitit_slurm": {"defaults": ["hpctrain"]},
     "submitit_local": {"defaults": ["hpctrain", "_self_"], "local": True},

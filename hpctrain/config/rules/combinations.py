@@ -15,10 +15,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpctrain.base.files import yaml_file
-from hpctrain.config.rules import division
 from hpctrain.config.rules.batch_sizes import BatchSizes, named_sizes
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import block_problem, parts_problem
+from hpctrain.config.rules.degrees import (
+    Degrees,
+    block_problem,
+    either,
+    ep_problems,
+    expert_problems,
+    factors,
+    length_problem,
+    neighbours,
+    number_problems,
+    parts_problem,
+)
 from hpctrain.config.schema import Config, all_keys
 from hpctrain.config.schema.parallel import SCHEDULES
 
@@ -67,9 +76,8 @@ class _Condition(NamedTuple):
 _Side = list[list[_Condition]]  # of the alternatives, each a list of what must hold
 
 
-def refused(config: Config, kind: str, degrees: Degrees | None = None) -> Iterator[str]:
-    """Yield the error of each row of a kind that a config meets, with these degrees if given."""
-    config = _with(config, degrees)
+def refused(config: Config, kind: str) -> Iterator[str]:
+    """Yield the error of each row of a kind that a config meets."""
     for first, second, why in _rows()[kind]:
         for one in _met(config, first):
             for other in _met(config, second):
@@ -82,20 +90,13 @@ def meets(config: Config, side: str, degrees: Degrees) -> bool:
     return any(_met(_with(config, degrees), _side(side)))
 
 
-def _with(config: Config, degrees: Degrees | None) -> Config:
-    if degrees is None:
-        return config
+def _with(config: Config, degrees: Degrees) -> Config:
     return replace(config, parallel=replace(config.parallel, **vars(degrees)))
 
 
 def _met(config: Config, side: _Side) -> Iterator[str]:
     for conditions in side:
-        met = list[str]()
-        for condition in conditions:
-            if not (text := condition.met(config)):
-                break
-            met.append(text)
-        else:
+        if all(met := [condition.met(config) for condition in conditions]):
             yield " and ".join(met)
 
 
@@ -117,10 +118,11 @@ def parallel_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     parallel = config.parallel
     if (kept := parallel.fsdp.reshard_after_forward) is not None:
         yield from _resharded(kept, parallel.zero, degrees.dp_shard)
+    filled_in = _with(config, degrees)
     for kind in ("run", "adapters", "sync", "weights"):
-        yield from refused(config, kind, degrees)
+        yield from refused(filled_in, kind)
     if parallel.ep > 1:
-        yield from division.ep_problems(degrees, parallel.ep)
+        yield from ep_problems(degrees, parallel.ep)
     if degrees.pp > 1:
         yield from _pipeline(config, degrees)
 
@@ -131,14 +133,14 @@ def _resharded(kept: int, zero: int, dp_shard: int) -> Iterator[str]:
     if zero != 3:
         yield f"{key} divides parameters, which parallel.zero={zero} does not"
     elif dp_shard % kept:
-        allowed = ", ".join(map(str, ["null", *division.factors(dp_shard)[1:]]))
+        allowed = ", ".join(map(str, ["null", *factors(dp_shard)[1:]]))
         yield f"{key}: it must be a factor of dp_shard {dp_shard}: {allowed}"
 
 
 def sync_problems(config: Config, degrees: Degrees) -> Iterator[str]:
     """Yield why `train.sync_batchnorm=true` is impossible."""
     train = replace(config.train, sync_batchnorm=True)
-    return refused(replace(config, train=train), "sync", degrees)
+    return refused(_with(replace(config, train=train), degrees), "sync")
 
 
 def _pipeline(config: Config, degrees: Degrees) -> Iterator[str]:
@@ -166,14 +168,14 @@ def _micro_batches(config: Config, degrees: Degrees, key: str, size: int) -> Ite
     parts, share = sizes.accumulate, sizes.share
     if parts == 0 or share % parts or not (reason := parts_problem(schedule, pp, parts)):
         return
-    fitting = [n for n in division.factors(share) if not parts_problem(schedule, pp, n)]
-    near = division.neighbours(fitting, parts)
+    fitting = [n for n in factors(share) if not parts_problem(schedule, pp, n)]
+    near = neighbours(fitting, parts)
     if not near:
         advice = f"{key}={size} is too small for {pp} of them"
     elif train.micro_batch_size is None:
-        advice = f"use train.accumulate={division.either(near)}"
+        advice = f"use train.accumulate={either(near)}"
     else:
-        advice = f"use train.micro_batch_size={division.either(share // n for n in near)}"
+        advice = f"use train.micro_batch_size={either(share // n for n in near)}"
     stage = f" and {key}={size}" if train.batch_size_ramp else ""
     yield f"parallel.pipeline.schedule={schedule} with parallel.pp={pp}{stage}: {reason}; {advice}"
 
@@ -187,7 +189,7 @@ def division_problems(config: Config, degrees: Degrees) -> Iterable[str]:
 def _divisions(config: Config, degrees: Degrees) -> Iterator[str]:
     experts = config.model.get("experts")
     if isinstance(experts, int):
-        yield from division.expert_problems("model.experts", experts, degrees, config.parallel)
+        yield from expert_problems("model.experts", experts, degrees, config.parallel)
     layers = config.model.get("layers")
     if degrees.pp > 1 and isinstance(layers, int):
         what = f"model.layers={layers} gives {layers} blocks"
@@ -199,10 +201,10 @@ def _divisions(config: Config, degrees: Degrees) -> Iterator[str]:
     numbers = {name: config.model.get(name) for name in ("heads", "kv_heads", "hidden")}
     numbers["kv_heads"] = numbers["kv_heads"] or heads
     known = {f"model.{name}": n for name, n in numbers.items() if isinstance(n, int) and n > 0}
-    yield from division.number_problems(known, degrees.tp)
+    yield from number_problems(known, degrees.tp)
     if config.data.windows.field is not None:
         tp = degrees.tp if config.parallel.sequence_parallel else 1
         length = config.data.windows.length
         # The last token is only a target.
-        if problem := division.length_problem(length - 1, degrees.cp, tp, more=1):
+        if problem := length_problem(length - 1, degrees.cp, tp, more=1):
             yield f"data.windows.length={length}: {problem}"

@@ -21,6 +21,13 @@ GLOO = "GLOO_SOCKET_IFNAME"
 
 # With any other value torch refuses matrix products in deterministic algorithms.
 CUBLAS_WORKSPACES = (":4096:8", ":16:8")
+# Without the first cuBLAS adds in an order that depends on what else runs. The switches of NVLink
+# add in an order of their own; Megatron-LM leaves them out for the same reason.
+_DETERMINISTIC = {
+    "CUBLAS_WORKSPACE_CONFIG": CUBLAS_WORKSPACES[0],
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCHINDUCTOR_DETERMINISTIC": "1",
+}
 
 
 def resources(config: Config) -> Iterator[str]:
@@ -61,67 +68,66 @@ def resources(config: Config) -> Iterator[str]:
 
 def variables(network: NetworkConfig, train: TrainConfig) -> dict[str, tuple[str, str]]:
     """Return the value of each variable that the sections ask for, and the key it comes from."""
-    asked: dict[str, tuple[str | None, str]] = {
+    asked: dict[str, tuple[str, str]] = {}
+    if network.interface is not None:
         # Without "=" NCCL takes every interface whose name begins like this.
-        "NCCL_SOCKET_IFNAME": (network.interface and f"={network.interface}", "network.interface"),
-        GLOO: (network.interface, "network.interface"),
-        "NCCL_DEBUG": (network.debug, "network.debug"),
-    }
+        asked["NCCL_SOCKET_IFNAME"] = f"={network.interface}", "network.interface"
+        asked[GLOO] = network.interface, "network.interface"
+    if network.debug is not None:
+        asked["NCCL_DEBUG"] = network.debug, "network.debug"
     if network.infiniband == "none":
         asked["NCCL_IB_DISABLE"] = "1", "network.infiniband"
     elif network.infiniband != "auto":
-        asked["NCCL_IB_HCA"] = _exactly(network.infiniband), "network.infiniband"
+        # To NCCL `mlx5_1` would also mean `mlx5_10`.
+        sign = "^=" if network.infiniband.startswith("^") else "="
+        asked["NCCL_IB_HCA"] = sign + network.infiniband.lstrip("^="), "network.infiniband"
     if train.deterministic:
-        # Without it cuBLAS adds in an order that depends on what else runs. The switches of NVLink
-        # add in an order of their own; Megatron-LM leaves them out for the same reason.
-        asked["CUBLAS_WORKSPACE_CONFIG"] = CUBLAS_WORKSPACES[0], "train.deterministic"
-        asked["NCCL_NVLS_ENABLE"] = "0", "train.deterministic"
-        asked["TORCHINDUCTOR_DETERMINISTIC"] = "1", "train.deterministic"
-    return {name: (value, key) for name, (value, key) in asked.items() if value is not None}
+        asked |= {name: (value, "train.deterministic") for name, value in _DETERMINISTIC.items()}
+    return asked
 
 
-def _exactly(devices: str) -> str:
-    """Return a list of devices for NCCL, to which `mlx5_1` would also mean `mlx5_10`."""
-    sign = "^=" if devices.startswith("^") else "="
-    return sign + devices.lstrip("^=")
+def text_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts that only a shell would understand, and secrets that files would show.
 
-
-def for_a_shell(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the paths and variables that only a shell would understand; none reads them."""
-    for key, value in _texts(config):
-        if not key.startswith("site.env.") and re.sub(r"\[\d+\]", "", key) not in _PATHS:
-            continue
-        if match := re.search(r"\$\{?([A-Za-z_]\w*)\}?|(?:^|/)~(?=/|$)", value):
-            name, shown = match[1] or "HOME", match[0].strip("/")
-            job = f"; in site.setup, `export {key[9:]}=…`, for one of the job" * ("env." in key)
-            yield (
-                f"{key}={value}: no shell reads it, so {shown} would stay there; write "
-                f"${{oc.env:{name}}}{job}"
-            )
-
-
-def written_secrets(config: Mapping[str, Any]) -> Iterator[str]:
-    """Find secrets that would be written as they are; those of the environment are replaced.
-
-    `config` has the plain values of all sections.
+    `config` has the plain values of all sections. Secrets of the environment are replaced in files.
     """
     known = secrets.known()
     for key, text in _texts(config):
-        section, _, name = key.rpartition(".")
-        if section == "site.env":
-            if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
-                yield (
-                    f"{key} would be written into the job's script: export {name} in your shell "
-                    "instead, jobs inherit it"
-                )
+        if "$" in text or "~" in text:
+            yield from _for_a_shell(key, text)
+        if key.startswith("site.env."):
+            yield from _in_script(key, text, known)
         else:
             for variable in (known[value] for value in known if value in text):
                 yield from _shown(key, text, variable)
-        if secrets.written_down(secrets.reference(text, values=known)):
+        if "://" in text and secrets.written_down(secrets.reference(text, values=known)):
             yield (
                 f"{key}={secrets.mask(text)} holds a password or token, which would be written to "
                 "files: export it as NAME_PASSWORD and say ${oc.env:NAME_PASSWORD} in its place"
             )
+
+
+def _for_a_shell(key: str, text: str) -> Iterator[str]:
+    """Yield why a path or a variable would not mean what it says: no shell reads it."""
+    if not key.startswith("site.env.") and re.sub(r"\[\d+\]", "", key) not in _PATHS:
+        return
+    if match := re.search(r"\$\{?([A-Za-z_]\w*)\}?|(?:^|/)~(?=/|$)", text):
+        name, shown = match[1] or "HOME", match[0].strip("/")
+        job = f"; in site.setup, `export {key[9:]}=…`, for one of the job" * ("env." in key)
+        yield (
+            f"{key}={text}: no shell reads it, so {shown} would stay there; write "
+            f"${{oc.env:{name}}}{job}"
+        )
+
+
+def _in_script(key: str, text: str, known: Mapping[str, str]) -> Iterator[str]:
+    """Yield that the script would have a secret variable, which the environment has not."""
+    name = key.removeprefix("site.env.")
+    if secrets.is_secret(name) and secrets.is_telling(text) and text not in known:
+        yield (
+            f"{key} would be written into the job's script: export {name} in your shell "
+            "instead, jobs inherit it"
+        )
 
 
 def _shown(key: str, text: str, variable: str) -> Iterator[str]:

@@ -17,7 +17,7 @@ import difflib
 import functools
 import symtable
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, resolve_name
@@ -159,32 +159,35 @@ def misfits(
     from an experiment that chooses another class, so the error says how to remove them.
     """
     unnamed = (Parameter.POSITIONAL_ONLY, Parameter.VAR_POSITIONAL)
-    if known is None or "_args_" in node:
-        return
-    if any(each.kind in unnamed for each in known.parameters.values()):
+    kinds = [each.kind for each in known.parameters.values()] if known else []
+    if known is None or "_args_" in node or {*unnamed} & {*kinds}:
         return
     target, names = node["_target_"], named(known)[positional:]
     given = {name: value for name, value in node.items() if not name.startswith("_")}
     keys = {name: inner.get(name, f"{section}.{name}") for name in given}
-    for parameter in (known.parameters[name] for name in names):
+    for name, parameter in ((name, known.parameters[name]) for name in names):
         kind = parameter.annotation if isinstance(parameter.annotation, str) else ""
-        if parameter.name not in given:
-            if parameter.default is parameter.empty and not node.get("_partial_"):
-                needs = f" ({kind})" if kind else ""
-                yield f"{section}.{parameter.name} is missing: {target} needs it{needs}"
-            continue
-        value = given.pop(parameter.name)
-        if not _allows(kind, value):
-            such = f", such as [{value}]" if _allows(kind, [value]) else ""
-            yield f"{keys[parameter.name]}={value}: {target} takes {parameter.name}: {kind}{such}"
+        if name in given:
+            yield from _of_type(keys[name], given.pop(name), f"{target} takes {name}", kind)
+        elif parameter.default is parameter.empty and not node.get("_partial_"):
+            needs = f" ({kind})" if kind else ""
+            yield f"{section}.{name} is missing: {target} needs it{needs}"
     for name, value in {} if takes_any(known) else given.items():
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        yield (
-            f"{keys[name]}={value}: {target} has no argument {name}; {hint}"
-            f"it has {', '.join(names) or 'none'}"
-            + (f"; '~{inner[name]}' removes it" if name in inner else "")
-        )
+        removes = f"; '~{inner[name]}' removes it" if name in inner else ""
+        yield f"{keys[name]}={value}: {_no_argument(target, name, names)}{removes}"
+
+
+def _of_type(key: str, value: Any, takes: str, kind: str) -> Iterator[str]:
+    """Yield that a value does not have the type of the annotation `kind`, if it has not."""
+    if not _allows(kind, value):
+        such = f", such as [{value}]" if _allows(kind, [value]) else ""
+        yield f"{key}={value}: {takes}: {kind}{such}"
+
+
+def _no_argument(target: str, name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{target} has no argument {name}; {hint}it has {', '.join(names) or 'none'}"
 
 
 @functools.lru_cache(maxsize=64)

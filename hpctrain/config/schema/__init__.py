@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from hpctrain.config.schema.checkpoint import CheckpointConfig as CheckpointConfig
 from hpctrain.config.schema.data import DataConfig as DataConfig
 from hpctrain.config.schema.key import Member, key, keys, members, section
 from hpctrain.config.schema.launch import ContainerConfig as ContainerConfig
@@ -27,6 +26,7 @@ from hpctrain.config.schema.parallel import PrecisionConfig as PrecisionConfig
 from hpctrain.config.schema.train import CompressionConfig as CompressionConfig
 from hpctrain.config.schema.train import LoRAConfig as LoRAConfig
 from hpctrain.config.schema.train import TrainConfig as TrainConfig
+from hpctrain.config.schema.watching import CheckpointConfig as CheckpointConfig
 from hpctrain.config.schema.watching import HangConfig as HangConfig
 from hpctrain.config.schema.watching import MonitorConfig as MonitorConfig
 from hpctrain.config.schema.watching import TrackingConfig as TrackingConfig

@@ -24,7 +24,7 @@ from hpctrain.base.forks import at_end_of_parent
 from hpctrain.base.processes import marks
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
-from hpctrain.cluster.slurm.lead_time import LeadTime, limits_s
+from hpctrain.cluster.slurm.requeue import LeadTime, limits_s
 from hpctrain.config.sections import RunSections
 from hpctrain.data.workers.pool import stacks
 from hpctrain.engine.building.instantiate import instantiate

@@ -13,7 +13,7 @@ from torch import nn
 
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.division import bubble
+from hpctrain.config.rules.degrees import bubble
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan

@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.division import length_problem
+from hpctrain.config.rules.degrees import length_problem
 from hpctrain.engine.layers.attention import attend
 
 Masks = tuple[torch.Tensor, ...]

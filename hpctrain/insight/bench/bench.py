@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _config(overrides: list[str], options: argparse.Namespace, ranks: RankInfo) -> Config:
+    from hpctrain.config.composing.compose_sweep import composed
     from hpctrain.config.rules.own_loop import check_ours
-    from hpctrain.launch.functions.compose_call import composed
     from hpctrain.runs.freeze import check
 
     with composed(overrides, options.config_dir) as call:

@@ -16,6 +16,7 @@ from hpctrain.base.terminal.console import Cell, Console, Table
 from hpctrain.cluster.ranks.hostlist import expand_hostlist
 from hpctrain.cluster.slurm import queue
 from hpctrain.cluster.slurm.excluded_hosts import folder_of
+from hpctrain.config.composing.compose_sweep import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
@@ -26,7 +27,6 @@ from hpctrain.insight.doctor.finding import Finding, Result, bad, exclude, worst
 from hpctrain.insight.doctor.measures import node_job
 from hpctrain.insight.doctor.probe import Expectation, Probe
 from hpctrain.launch.functions import function
-from hpctrain.launch.functions.compose_call import composed
 from hpctrain.launch.functions.function_call import Call
 
 # The cluster and the folders; the data set, too, if one is named.

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import zip_longest
 from typing import Any
 
-from hpctrain.config.rules.division import names_module
+from hpctrain.config.rules.degrees import names_module
 
 Shape = tuple[int, ...]
 

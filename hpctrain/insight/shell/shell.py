@@ -31,13 +31,13 @@ from hpctrain.cluster.slurm.script import lines_of_ranks, sbatch_script
 from hpctrain.commands.facts import Facts
 from hpctrain.commands.select import add_dir, latest_run
 from hpctrain.commands.state import UNDER_WAY, states_of
+from hpctrain.config.composing.compose_sweep import composed
 from hpctrain.config.frozen import executed, load
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.insight.doctor.command import settings
 from hpctrain.insight.shell import tools
 from hpctrain.insight.shell.held import run_held
-from hpctrain.launch.functions.compose_call import composed
 from hpctrain.runs import trust
 from hpctrain.runs.code.snapshot import Snapshot
 from hpctrain.runs.freeze import check, freeze

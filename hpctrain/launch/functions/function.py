@@ -23,17 +23,17 @@ from hpctrain.base.errors import ConfigError, LaunchError, StorageError
 from hpctrain.cluster.slurm import queue, sbatch
 from hpctrain.cluster.slurm.script import JobOrder
 from hpctrain.config import launcher_keys
+from hpctrain.config.composing.compose_sweep import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config
 from hpctrain.config.validate import validate_job
-from hpctrain.launch import local_runs
 from hpctrain.launch.executors import LocalExecutor, SlurmExecutor
-from hpctrain.launch.functions.compose_call import composed
 from hpctrain.launch.functions.function_call import Call, read_results
 from hpctrain.launch.jobs import FailedError
 from hpctrain.launch.logged_jobs import LocalLoggedJob, LoggedJob, SlurmLoggedJob
-from hpctrain.launch.sweeps.submit_lock import submit_lock
+from hpctrain.launch.sweeps.before_queueing import check_here
+from hpctrain.launch.sweeps.submission import submit_lock
 from hpctrain.runs.code import snapshot
 
 _SECTIONS = ("launch", "site", "network", "name", "output_dir")
@@ -89,7 +89,7 @@ def submit(
     code = snapshot.take(config.launch, config.output_dir, config.data.path)
     cluster, request = sbatch.available() and not here, JobRequest.of(config)
     if not cluster:
-        local_runs.check(request)
+        check_here(request)
     executor = SlurmExecutor(
         first,
         request,

@@ -1,10 +1,10 @@
-"""What is found before the runs of a sweep are queued.
+"""What is found before the runs of a sweep are queued, and the code that they run from.
 
 Notes stop nothing; a cluster that would not run the jobs does, and more jobs or hours than bounded.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,14 +12,17 @@ from typing import NamedTuple
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.console import say
+from hpctrain.base.terminal.terminal import few
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.partition_limit import beyond_partition, road
 from hpctrain.cluster.slurm.queue import UnreachableError
+from hpctrain.config.job_request import JobRequest
 from hpctrain.config.rules.combinations import refused
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
 from hpctrain.launch import arrays
-from hpctrain.launch.entry import Entry
-from hpctrain.launch.output import runs
+from hpctrain.launch.entry import Entry, Status, runs
+from hpctrain.runs.code import snapshot, trained_code
+from hpctrain.runs.code.snapshot import Snapshot
 
 _MANY_CALLS = 10  # of sbatch, for one command
 
@@ -45,7 +48,12 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
         configs_of = ((all_[0].config, all_) for all_ in places.values())
         roads = [(road(each.site, each.launch.chain), all_) for each, all_ in configs_of]
         yield from dict.fromkeys(way.why for way, _ in roads if way.name not in ("", "requeue"))
-        calls = sum(way.jobs * sum(map(_is_due, all_)) for way, all_ in roads if way.jobs > 1)
+        chains = [(way.jobs, entry) for way, all_ in roads for entry in all_ if way.jobs > 1]
+        calls = sum(
+            jobs
+            for jobs, entry in chains
+            if entry.config.launch.rerun == "all" or entry.run.read().state != "finished"
+        )
         if calls > _MANY_CALLS:
             yield (
                 f"{calls:,} calls of sbatch, one for each run and link of a chain: where a site "
@@ -53,8 +61,17 @@ def notes(entries: Sequence[Entry], cluster: bool) -> Iterator[str]:
             )
 
 
-def _is_due(entry: Entry) -> bool:
-    return entry.config.launch.rerun == "all" or entry.run.read().state != "finished"
+def check_here(job: JobRequest) -> None:
+    """Check that the job needs only one machine."""
+    if 1 not in job.nodes:
+        reason = "sbatch is not on the PATH, and without a cluster"
+        cure = "python -m hpctrain cluster up"
+        if sbatch.available():
+            reason, cure = "with hydra/launcher=submitit_local", "hydra/launcher=submitit_slurm"
+        raise ConfigError(
+            f"launch.nodes={job.launch.nodes}: {reason} a run has one node; launch.nodes=1, "
+            f"or try {cure}"
+        )
 
 
 def check_room(entries: Sequence[Entry], folder: Path, checked: set[str]) -> None:
@@ -125,3 +142,68 @@ def _most_hours(launch: LaunchConfig, site: SiteConfig) -> float:
     per_node = launch.gpus_per_run or launch.gpus_per_node or launch.tasks_per_node
     nodes = launch.node_numbers[-1] + launch.spares
     return launch.time_min / 60 * nodes * per_node * road(site, launch.chain).jobs
+
+
+def take_copies(entries: Sequence[Entry]) -> None:
+    """Give each run its code snapshot, which is not written yet; a run may keep its earlier one.
+
+    Runs with the same settings share one.
+    """
+    taken: dict[tuple[object, ...], Snapshot | None] = {}
+    for entry in entries:
+        if entry.keeps_code and entry.code:
+            continue
+        config = entry.config
+        where = config.output_dir, config.data.path
+        key = *where, config.launch.snapshot
+        if key not in taken:
+            taken[key] = snapshot.take(config.launch, *where)
+        entry.code, entry.keeps_code = taken[key], False
+
+
+def copies_of(entries: Iterable[Entry]) -> list[Snapshot]:
+    """Return the code snapshots of these runs, each once."""
+    return [*{entry.code.path: entry.code for entry in entries if entry.code}.values()]
+
+
+def imported_from(entry: Entry) -> Sequence[Path] | None:
+    """Return the folders that a run will import from; None means those of this process."""
+    return entry.code.pythonpath if entry.code is not None and entry.keeps_code else None
+
+
+def say_copy(code: Snapshot) -> None:
+    """Tell where a code snapshot is, what is not in it."""
+    say(f"code: a copy, {code.path}")
+    for folder in code.unfrozen:
+        say(
+            f"  not copied, because it is in no git repository: {folder}. What you edit there "
+            "changes jobs that wait, and jobs that start again; after `git init` they run from a "
+            "copy",
+            style="yellow",
+        )
+    for line in code.left_out:
+        say(f"  not copied: {line}", style="yellow")
+
+
+def say_changed(entries: Sequence[Entry]) -> None:
+    """Name the files and functions that differ, before the runs are queued, and the choice.
+
+    The runs go on from a checkpoint when they are submitted, unless they start from scratch, or are
+    finished.
+    """
+    groups: dict[tuple[bool, str], list[Entry]] = {}
+    for entry in entries:
+        goes_on = not (entry.again or entry.config.train.from_scratch)
+        told = entry.status is Status.DONE or (entry.status is Status.OPEN and goes_on)
+        if not told or not entry.before.attempts:
+            continue
+        if found := trained_code.changes(entry.run, imported_from(entry)):
+            groups.setdefault((entry.before.state == "finished", found), []).append(entry)
+    for (finished, found), group in groups.items():
+        names = few((entry.run.name for entry in group), 1)
+        what = "A finished run is not trained again"
+        cure = "launch.rerun=all does that, and keeps the old directory under another name"
+        if not finished:
+            what = "A run goes on from its checkpoint with the code as it is now"
+            cure = trained_code.CHOICE
+        say(f"{names}: the code has changed: {found}. {what}; {cure}", style="yellow")

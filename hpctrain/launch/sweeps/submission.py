@@ -5,16 +5,19 @@ read run.json, ask the queue ── set_states ── archive, copy the code ─
 └── if Slurm refuses: what was not queued is as it was before
 """
 
+import functools
 import os
 import shutil
+import time
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.base import offered, secrets
 from hpctrain.base.errors import ConfigError, LaunchError, StorageError, TrackingError
 from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.files.lock import file_lock
 from hpctrain.base.files.record import written
 from hpctrain.base.names.run_record import RunRecord
 from hpctrain.base.terminal.console import say
@@ -23,12 +26,49 @@ from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
 from hpctrain.config.frozen import executed
 from hpctrain.launch import arrays
 from hpctrain.launch.entry import Entry, Status, set_states
-from hpctrain.launch.sweeps.before_queueing import check_bounds, check_room
-from hpctrain.launch.sweeps.run_code import copies_of, imported_from, say_changed
-from hpctrain.launch.sweeps.submit_lock import LOCK, submit_lock
+from hpctrain.launch.sweeps.before_queueing import (
+    check_bounds,
+    check_room,
+    copies_of,
+    imported_from,
+    say_changed,
+)
 from hpctrain.runs import sweep_overrides, trust
 from hpctrain.runs.freeze import check_stores, freeze, restore_config
 from hpctrain.runs.start_again import may_start_again
+
+LOCK = ".submit.lock"
+
+
+@contextmanager
+def submit_lock(folders: Iterable[Path]) -> Iterator[list[int]]:
+    """Hold the submit locks of these folders, so that no run is submitted twice.
+
+    It yields their file descriptors. A process that inherits them holds the locks until it ends.
+    """
+    announced: set[Path] = set()
+
+    def waiting(path: Path) -> None:
+        if path not in announced:
+            announced.add(path)
+            say(f"another submission into {path.parent} is under way: waiting for it")
+        time.sleep(0.2)
+
+    with ExitStack() as stack:
+        held = []
+        # Sorted, so that two sweeps over several folders cannot wait for each other. Without links,
+        # so that the lock of one folder is not taken twice.
+        for folder in sorted({Path(os.path.realpath(folder)) for folder in folders}):
+            path = folder / LOCK
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                lock = file_lock(path, functools.partial(waiting, path))
+                held.append(stack.enter_context(lock))
+            except OSError as error:
+                raise StorageError(
+                    f"output_dir={folder}: cannot write {path} ({error.strerror})"
+                ) from error
+        yield held
 
 
 class Submitter:

@@ -11,23 +11,23 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hpctrain.base import offered, secrets
 from hpctrain.base.errors import HpctrainError, LaunchError
 from hpctrain.base.terminal.console import AS_JSON, print_json, say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
+from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.identity import run_path
 from hpctrain.config.job_request import JobRequest
 from hpctrain.config.schema import Config, LaunchConfig, SiteConfig
-from hpctrain.launch import arrays, local_runs
-from hpctrain.launch.entry import Entry, Status
+from hpctrain.launch import arrays
+from hpctrain.launch.entry import Entry, Status, progress, runs, show
 from hpctrain.launch.jobs import LocalRunJob, RunJob, outcome
-from hpctrain.launch.output import runs, show
-from hpctrain.launch.sweeps import run_code, wait
-from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, notes
+from hpctrain.launch.sweeps import before_queueing, wait
+from hpctrain.launch.sweeps.before_queueing import Bound, bound_of, copies_of, notes
 from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
@@ -58,6 +58,18 @@ class Sweep:
         self.entries: list[Entry] = []
         self._local, self._config_dir = local, config_dir
         self._wrong: list[tuple[list[str], HpctrainError]] = []
+
+    @classmethod
+    def of(
+        cls, folder: Path, composer: Composer, runs: Sequence[Sequence[str]], *, local: bool
+    ) -> Self:
+        """Compose and check runs by their overrides; say what was read of submitit's keys."""
+        sweep = cls(folder, local=local, config_dir=composer.config_dir)
+        for overrides in progress(runs):
+            sweep.add([*overrides], composer.typed)
+        for line in composer.notes:
+            say(secrets.mask(line))
+        return sweep
 
     def add(self, overrides: list[str], compose: Callable[[list[str]], Config]) -> None:
         """Compose and check one run. An error is kept, and raised by `submit`."""
@@ -104,13 +116,15 @@ class Sweep:
             raise type(error)(f"{self._queued()}: {error}") from error
         submission.write_list()
         if not cluster:
-            local_runs.run_all([entry for entry in self.entries if entry.status is Status.FROZEN])
+            wait.run_here([entry for entry in self.entries if entry.status is Status.FROZEN])
             submission.write_list()
         show(self.entries)
         if not self._any("wait") or not cluster:
             self._print_json(cluster)
         self._say_under_way()
-        run_code.say_copies(self.entries)
+        now = (e for e in self.entries if e.job and e.status is not Status.UNDER_WAY)
+        for code in copies_of(now):
+            before_queueing.say_copy(code)
         if cluster and self._any("wait"):
             try:
                 wait.wait(self.entries, submission.queue, left)
@@ -153,7 +167,7 @@ class Sweep:
         swept = sweep_overrides.values_of([entry.overrides for entry in self.entries])
         for entry, values in zip(self.entries, swept, strict=True):
             entry.swept = values
-        run_code.take_copies(self.entries)
+        before_queueing.take_copies(self.entries)
         return self._scripts(cluster)
 
     def _refuse_wrong(self, among: int = 0) -> None:
@@ -187,7 +201,7 @@ class Sweep:
             texts = [array.text() for array in arrays.plan(self.entries, self.folder, size)]
         if not (cluster or self._any("dry_run")):
             for entry in self.entries:
-                local_runs.check(JobRequest.of(entry.config))
+                before_queueing.check_here(JobRequest.of(entry.config))
         return texts
 
     def _look(self, submission: Submitter, cluster: bool) -> None:

@@ -156,7 +156,8 @@ def take(launch: LaunchConfig, output_dir: str, data_path: str) -> Snapshot | No
         copied += [os.path.normpath(os.path.join(repo.name, folder)) for folder in relative]
     root = PACKAGE.parent
     if not any(full == PACKAGE / "__init__.py" for full, _ in listed.values()):
-        installed = (file for file in PACKAGE.rglob("*") if file.suffix in (".py", ".sh", ".yaml"))
+        kinds = (".py", ".pyi", ".sh", ".yaml")  # `base.offered` reads its stub
+        installed = (file for file in PACKAGE.rglob("*") if file.suffix in kinds)
         listed |= {f"installed/{file.relative_to(root)}": (file, root) for file in installed}
         copied.append("installed")
     files = _read(listed)

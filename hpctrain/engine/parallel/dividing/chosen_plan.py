@@ -7,8 +7,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.rules.division import expert_problems, names_module, number_problems
+from hpctrain.config.rules.degrees import Degrees, expert_problems, names_module, number_problems
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import STYLES
 from hpctrain.engine.layers.plan import Plan

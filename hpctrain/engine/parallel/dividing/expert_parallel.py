@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.division import nearest
+from hpctrain.config.rules.degrees import nearest
 from hpctrain.engine.layers.permutation import inverted, permuted
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel.dividing.chosen_plan import matching

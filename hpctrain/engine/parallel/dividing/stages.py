@@ -17,7 +17,7 @@ from typing import Any
 from torch import nn
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.division import block_problem
+from hpctrain.config.rules.degrees import block_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.config.schema.parallel import SCHEDULES
 from hpctrain.engine.layers.plan import Plan

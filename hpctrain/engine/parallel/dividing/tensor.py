@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from hpctrain.base.errors import ConfigError
-from hpctrain.config.rules.division import length_problem
+from hpctrain.config.rules.degrees import length_problem
 from hpctrain.config.schema import ParallelConfig
 from hpctrain.engine.layers.lora import Adapted, adapted
 from hpctrain.engine.layers.plan import Plan

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Self
 
 from hpctrain.base.units import ELEMENT_BYTES
-from hpctrain.config.rules.division import bubble
+from hpctrain.config.rules.degrees import bubble
 from hpctrain.insight.estimates.hardware import Hardware, Link
 from hpctrain.insight.flops.flops import Flops
 from hpctrain.insight.plan.inspecting.activations import Activations

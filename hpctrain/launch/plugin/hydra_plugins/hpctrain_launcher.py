@@ -68,9 +68,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
         # Hydra imports every plugin at each start, so slow imports are here.
         from hpctrain.base.files.disk import write_atomically
         from hpctrain.base.secrets import mask, reference
-        from hpctrain.base.terminal.console import say
         from hpctrain.config.composing.compose_sweep import Composer
-        from hpctrain.launch.output import progress
         from hpctrain.launch.sweeps.sweep import Sweep
 
         assert self.hydra_context is not None
@@ -84,12 +82,7 @@ class HpctrainLauncher(SlurmLauncher):  # type: ignore[misc]
             write_atomically(note, mask(reference(note.read_text())))
         composer = Composer(self.hydra_context.config_loader, self.config)
         local = bool(self.params.get("local"))
-        sweep = Sweep(folder, local=local, config_dir=composer.config_dir)
-        for overrides in progress(job_overrides):
-            sweep.add(list(overrides), composer.typed)
-        for line in composer.notes:
-            say(mask(line))
-        metrics = sweep.submit()
+        metrics = Sweep.of(folder, composer, job_overrides, local=local).submit()
         returns = []
         for overrides, metric in zip(job_overrides, metrics, strict=True):
             failed = isinstance(metric, Exception)

@@ -14,6 +14,7 @@ from torch import nn
 
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
+from hpctrain.base.terminal.terminal import few
 from hpctrain.config.rules.division import bubble
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel import second_gradients
@@ -68,16 +69,34 @@ def change(
     if layers:
         compute_in_float8(model, layers)
     blocks = list(present(model, names))
+    shards = not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload)
     checkpoint_activations(blocks, train.activation_checkpointing)
     if train.compile == "off":  # torch refuses by itself what is compiled
         second_gradients.refuse(blocks, mesh)
     else:
         compute_eagerly(model)
-        for module in [model] if train.compile == "model" else blocks:
-            module.compile()
-    if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
+        _compile([model] if train.compile == "model" else blocks, shards)
+    if shards:
         shard(model, blocks, setup, experts)
     return counts
+
+
+def _compile(modules: list[nn.Module], shards: bool) -> None:
+    """Let torch compile modules, also those whose `forward` is that of a class of torch.
+
+    Such ones, as nn.Sequential or nn.TransformerEncoderLayer, torch leaves alone without a word
+    (https://github.com/pytorch/pytorch/issues/150915). What helps does not with the hooks of FSDP.
+    """
+    of_torch = [each for each in modules if each.forward.__module__.startswith("torch.nn.")]
+    for module in modules:
+        with torch._dynamo.config.patch(wrap_top_frame=module in of_torch and not shards):
+            module.compile()
+    if of_torch and shards and dist.get_rank() == 0:
+        log.warning(
+            "train.compile has no effect on %s: torch does not compile its own classes where FSDP "
+            "divides their parameters; a class of your own with the same forward is compiled",
+            few(dict.fromkeys(type(each).__name__ for each in of_torch), 4),
+        )
 
 
 def pipeline(

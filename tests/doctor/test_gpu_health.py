@@ -19,7 +19,7 @@ from hpctrain.insight.doctor.checks import gpu_health
 from hpctrain.insight.doctor.finding import Finding
 from hpctrain.insight.doctor.probe import Probe
 from hpctrain.insight.monitor.nvidia import Nvidia
-from tests.monitor.nvml import Nvml
+from tests.monitor.nvml import KINDS, Nvml, Player, load
 
 GPU = "GPU-a"
 
@@ -66,6 +66,50 @@ def test_a_gpu(library: Nvidia, expected: dict[str, str]) -> None:
     assert found(library) == expected
     # The kernel does not know the PCI address of a GPU that is not there, and says so.
     assert "GPU 0" in expected or "NUMA" in found(library, "unknown")
+
+
+_MANY = [*range(64)]  # pages: more cannot be retired
+# What is planted, and the row that fails; T4 are from before Ampere.
+_PLANTED: list[tuple[str, Any, str, str]] = [
+    ("nvmlDeviceGetTotalEccErrors(gpu, 1, 0)", 2, "ECC", "all"),
+    ("nvmlDeviceGetRemappedRows", [8, 9, 0, 1], "retired memory", "all"),
+    ("nvmlDeviceGetRetiredPages(gpu, 1)", _MANY, "retired memory", "t4"),
+    ("nvmlDeviceGetCurrentClocksEventReasons", 0x40, "throttling", "all"),
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_gpu(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every row has its verdict on the GPUs of tests/corpus/nvml, well and with planted faults."""
+    answers = load(f"{kind}.yaml")["answers"]
+    address = answers["nvmlDeviceGetPciInfo"]["busId"].lower()[4:]  # as the kernel writes it
+    (tmp_path / address).mkdir()
+    (tmp_path / address / "local_cpulist").write_text("0-1023\n")
+    monkeypatch.setattr(gpu_health, "_DEVICES", tmp_path)
+
+    def of(**planted: Any) -> dict[str, str]:
+        library = Nvidia(Player(answers | planted))
+        return found(library, "pass", "warn", "fail", "unknown")
+
+    well = dict.fromkeys(gpu_health.CHECKS, "pass")
+    assert of() == well
+    for call, answer, row, kinds in _PLANTED:
+        if kinds in ("all", kind):
+            assert of(**{call: answer}) == well | {row: "fail"}
+    waits = {"nvmlDeviceGetRetiredPagesPendingStatus": 1}
+    assert of(**waits) == well | ({"retired memory": "warn"} if kind == "t4" else {})
+    size = answers["nvmlDeviceGetMemoryInfo"]["total"]
+    full = {"nvmlDeviceGetMemoryInfo": {"total": size, "used": size}}
+    # Of a GPU whose memory Linux fills with pages of files only what processes have counts.
+    assert of(**full) == well | ({} if kind == "gb200" else {"other processes": "fail"})
+    off = {"nvmlDeviceGetEccMode": [0, 0]}
+    assert of(**off) == well | {"ECC": "warn"}
+    # A card for games has none of these.
+    lacks = "nvmlDeviceGetEccMode", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPages"
+    gone = {name: {"error": 3} for name in lacks}
+    assert of(**gone) == well | {"ECC": "unknown", "retired memory": "unknown"}
+    lost = {"nvmlDeviceGetName": {"error": 15}}
+    assert of(**lost) == {"GPU 0": "fail"}
 
 
 @contextmanager

@@ -174,6 +174,23 @@ def test_nobody_is_named_if_all_have_entered_the_same(tmp_path: Path) -> None:
     assert found.sentence.endswith(f"After step 100, for 70 s in the phase step, {where}")
 
 
+def test_recordings_of_the_ranks_go_through_the_judge(
+    recorders: dict[str, bytes], tmp_path: Path
+) -> None:
+    """What NCCL would have recorded of eight ranks; rank 6 has begun one operation less."""
+
+    def told(entered: int) -> dict[str, Any]:
+        recorders["_dump_nccl_trace_json"] = of_nccl(RECORDED.read_bytes(), entered)
+        return where(2)
+
+    ahead, behind = told(7), told(6)
+    assert ahead["open"] == ["nccl:0"]
+    entered = dict.fromkeys(range(8), ahead["entered"]) | {6: behind["entered"]}
+    assert judged(tmp_path / "one", entered, *ahead["open"]).rank == 6
+    entered[6] = ahead["entered"]
+    assert judged(tmp_path / "none", entered, *ahead["open"]).host == ""
+
+
 COMPILER = "/venv/lib/python3.11/site-packages/torch/_inductor/compile_fx.py"
 
 

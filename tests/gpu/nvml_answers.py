@@ -2,21 +2,19 @@
 
 python -m tests.gpu.nvml_answers          writes tests/corpus/nvml/GPU-DRIVER.json
 
-tests/monitor/test_nvml_answers.py plays the files of that folder. They have no identities: a handle
-is "gpu", and UUIDs are not kept.
+tests/monitor/test_nvml_answers.py plays the files of that folder (tests/monitor/nvml.py). They have
+no identities: a handle is "gpu", and UUIDs are not kept.
 """
 
 import json
 import re
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from hpctrain.insight.monitor.nvidia import Nvidia
 from tests.conftest import ROOT
-
-FOLDER = ROOT / "tests" / "corpus" / "nvml"
+from tests.monitor.nvml import FOLDER, call_of
 
 
 class Recorder:
@@ -28,57 +26,23 @@ class Recorder:
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._module, name)
         if not name.startswith("nvml"):
-            if isinstance(found, int):
-                self.answers[name] = found
             return found
 
         def call(*arguments: Any) -> Any:
             try:
                 answer = found(*arguments)
             except self._module.NVMLError as error:
-                self.answers[_call(name, arguments)] = {"error": error.value}
+                self.answers[call_of(name, arguments)] = {"error": error.value}
                 raise
-            self.answers[_call(name, arguments)] = {"answer": _plain(answer)}
+            self.answers[call_of(name, arguments)] = _plain(answer)
             return answer
 
         return call
 
 
-class Player:
-    """pynvml with recorded answers; a function that was never asked is not there."""
-
-    class NVMLError(Exception):
-        """An error with its number."""
-
-        def __init__(self, value: int) -> None:
-            super().__init__(f"NVML error {value}")
-            self.value = value
-
-    def __init__(self, answers: dict[str, Any]) -> None:
-        self._answers = answers
-
-    def __getattr__(self, name: str) -> Any:
-        if name in self._answers:
-            return self._answers[name]
-        if not any(call.startswith(f"{name}(") for call in self._answers):
-            raise AttributeError(name)
-
-        def call(*arguments: Any) -> Any:
-            found = self._answers[_call(name, arguments)]
-            if "error" in found:
-                raise self.NVMLError(found["error"])
-            return _structure(found["answer"])
-
-        return call
-
-
-def _call(name: str, arguments: tuple[Any, ...]) -> str:
-    shown = (str(each) if isinstance(each, int) else "gpu" for each in arguments)
-    return f"{name}({', '.join(shown)})"
-
-
 def _plain(answer: Any) -> Any:
     """Return an answer as JSON has it: a structure of C becomes a dict."""
+    answer = getattr(answer, "value", answer)  # pynvml returns some numbers of C as they are
     if isinstance(answer, bytes):
         return answer.decode()
     if answer is None or isinstance(answer, bool | int | float | str):
@@ -89,20 +53,14 @@ def _plain(answer: Any) -> Any:
     return {name: _plain(getattr(answer, name)) for name in names}
 
 
-def _structure(answer: Any) -> Any:
-    if isinstance(answer, list):
-        return [_structure(each) for each in answer]
-    return SimpleNamespace(**answer) if isinstance(answer, dict) else answer
-
-
 def readings(library: Nvidia, gpu: Any) -> dict[str, Any]:
     """Return all readings of a GPU as JSON has them; an error by its number or name."""
     found: dict[str, Any] = {}
     for name in library.readings:
         try:
             found[name] = json.loads(json.dumps(library.read(name, gpu)))
-        except (*library.errors, AttributeError) as error:
-            found[name] = {"error": getattr(error, "value", type(error).__name__)}
+        except library.errors as error:
+            found[name] = {"error": getattr(error, "value", None)}
     return found
 
 
@@ -115,7 +73,7 @@ def recorded(module: Any, identity: str) -> dict[str, Any]:
     found["processes"] = None  # of the machine, not of the GPU
     for call in [*recorder.answers]:
         if call.startswith("nvmlDeviceGetComputeRunningProcesses"):
-            recorder.answers[call] = {"answer": []}
+            recorder.answers[call] = []
     return {"readings": found, "answers": recorder.answers}
 
 

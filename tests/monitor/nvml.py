@@ -1,18 +1,22 @@
-"""A stand-in for pynvml with the answers that NVML gives; there is no GPU here.
+"""Stand-ins for pynvml; there is no GPU here. A file of tests/corpus/nvml has the answers of one.
 
-It has two H100: on the first the job's processes run, the second is another job's. A third is cut
-into MIG instances, of which one is the job's.
+Player    what a file says, and nothing else: its handle is "gpu"
+Nvml      the H100 of its file at work, whose answers a test changes. On the first, GPU-a, the job's
+          processes run; GPU-b is another job's; MIG-c is the job's part of a third one
 """
 
-from collections.abc import Callable
+import re
 from types import SimpleNamespace
 from typing import Any
 
-NVML_ERROR_NOT_SUPPORTED = 3
-NVML_ERROR_NOT_FOUND = 6
-NVML_ERROR_GPU_IS_LOST = 15
-NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = NVML_VOLATILE_ECC = 0
-NVML_MEMORY_ERROR_TYPE_CORRECTED, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 0, 1
+import pynvml
+import yaml
+
+from tests.conftest import ROOT
+
+FOLDER = ROOT / "tests" / "corpus" / "nvml"
+KINDS = sorted(file.stem for file in FOLDER.glob("*.yaml"))
+INVALID, NOT_SUPPORTED, NOT_FOUND, LOST = ({"error": number} for number in (2, 3, 6, 15))
 
 
 class NVMLError(Exception):
@@ -21,7 +25,52 @@ class NVMLError(Exception):
         self.value = value
 
 
-class Nvml:
+def load(name: str) -> dict[str, Any]:
+    """Return a file: the answers by call, and the readings that they give."""
+    found: dict[str, Any] = yaml.safe_load((FOLDER / name).read_text())
+    for call in [*found["answers"]]:
+        if span := re.search(r"(\d+)\.\.(\d+)", call):
+            answer, (first, last) = found["answers"].pop(call), map(int, span.groups())
+            numbers = (call.replace(span[0], str(each)) for each in range(first, last + 1))
+            found["answers"] |= dict.fromkeys(numbers, answer)
+    return found
+
+
+def call_of(name: str, arguments: tuple[Any, ...]) -> str:
+    """Return a call as files have it; they have no identities of GPUs."""
+    shown = (str(each) if isinstance(each, int) else "gpu" for each in arguments)
+    return f"{name}({', '.join(shown)})"
+
+
+class Player:
+    """pynvml with the `answers` of a file; a function that it does not name is not there."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, answers: dict[str, Any]) -> None:
+        self.answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            return getattr(pynvml, name)
+        if not any(call.partition("(")[0] == name for call in self.answers):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            found = self.answer(name, arguments)
+            if isinstance(found, dict) and "error" in found:
+                raise NVMLError(found["error"])
+            return SimpleNamespace(**found) if isinstance(found, dict) else found
+
+        return call
+
+    def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Return what is answered to a call."""
+        found = self.answers.get(name, INVALID)
+        return self.answers.get(call_of(name, arguments), found)
+
+
+class Nvml(Player):
     """The module; the attributes are what a test changes.
 
     Attributes:
@@ -41,6 +90,7 @@ class Nvml:
     """
 
     def __init__(self) -> None:
+        super().__init__(load("h100.yaml")["answers"])
         self.asked: set[str] = set()
         self.lost: set[str] = set()
         self.reasons, self.energy = 0, 1_000_000
@@ -52,76 +102,54 @@ class Nvml:
         self.ecc_modes, self.c2c = (1, 1), 0
         self.broken: dict[str, int] = {}
 
-    def __getattribute__(self, name: str) -> Any:
-        if name.startswith("nvml") and name in self.broken:
-            raise NVMLError(self.broken[name])
-        return super().__getattribute__(name)
+    def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """Return what is answered to a call, as the attributes are now."""
+        if name in self.broken:
+            return {"error": self.broken[name]}
+        gpu, *more = arguments or ("",)
+        if name == "nvmlDeviceGetHandleByUUID":
+            return gpu if gpu in ("GPU-a", "GPU-b", "MIG-c") else NOT_FOUND
+        if gpu:
+            self.asked.add(gpu)
+        if gpu in self.lost:
+            return LOST
+        if gpu.startswith("MIG"):
+            assert name not in _OF_THE_WHOLE, "a MIG instance has no such sensor"
+        changed = self._changed(gpu, *more)
+        return changed[name] if name in changed else super().answer(name, arguments)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("NVML"):
-            return globals()[name]
-        if name not in ANSWERS:
-            raise AttributeError(name)
-        return lambda *asked: ANSWERS[name](self, *asked)
-
-    def reads(self, handle: str, value: Any, whole: bool = True) -> Any:
-        """Return the value of a sensor; a GPU that is lost has none."""
-        self.asked.add(handle)
-        if handle in self.lost:
-            raise NVMLError(NVML_ERROR_GPU_IS_LOST)
-        if whole and handle.startswith("MIG"):
-            raise AssertionError("a MIG instance has no such sensor: it is that of the whole GPU")
-        return value
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in ("GPU-a", "GPU-b", "MIG-c"):
-            raise NVMLError(NVML_ERROR_NOT_FOUND)
-        return uuid
-
-    def nvmlDeviceGetEccMode(self, handle: str) -> list[int]:
-        if self.ecc is None:
-            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-        return [self.ecc_modes[0]] * 2
-
-    def nvmlDeviceGetTotalEccErrors(self, handle: str, kind: int, _: int) -> Any:
-        self.nvmlDeviceGetEccMode(handle)
-        assert self.ecc is not None
-        return self.reads(handle, self.ecc[kind])
-
-    def nvmlDeviceGetNvLinkState(self, handle: str, link: int) -> int:
-        if link >= len(self.nvlinks):
-            raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-        return self.nvlinks[link]
-
-    def nvmlDeviceGetClockInfo(self, handle: str, _: int) -> Any:
-        return self.reads(handle, 1755)
+    def _changed(self, gpu: str, number: int = 0, _: int = 0) -> dict[str, Any]:
+        part, errors = gpu.startswith("MIG"), dict(enumerate(self.ecc or ()))
+        return {
+            "nvmlDeviceIsMigDeviceHandle": part,
+            "nvmlDeviceGetName": "NVIDIA H100 80GB HBM3" + " MIG 1g.10gb" * part,
+            "nvmlDeviceGetMemoryInfo": {"used": self.used, "total": 80_000_000_000},
+            "nvmlDeviceGetComputeRunningProcesses": [
+                SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.processes
+            ],
+            "nvmlDeviceGetC2cModeInfoV": {"isC2cEnabled": self.c2c},
+            "nvmlDeviceGetUtilizationRates": {"gpu": 87},
+            "nvmlDeviceGetPowerUsage": 350_000,
+            "nvmlDeviceGetTotalEnergyConsumption": self.energy,
+            "nvmlDeviceGetTemperature": 61,
+            "nvmlDeviceGetClockInfo": 1755,
+            "nvmlDeviceGetCurrentClocksEventReasons": self.reasons,
+            "nvmlDeviceGetEccMode": NOT_SUPPORTED if self.ecc is None else [self.ecc_modes[0]] * 2,
+            "nvmlDeviceGetDefaultEccMode": [self.ecc_modes[1]],
+            "nvmlDeviceGetTotalEccErrors": errors.get(number, NOT_SUPPORTED),
+            "nvmlDeviceGetRemappedRows": self.remapped,
+            "nvmlDeviceGetNvLinkState": dict(enumerate(self.nvlinks)).get(number, INVALID),
+        }
 
 
-def _process(pid: int) -> Any:
-    return SimpleNamespace(pid=pid, usedGpuMemory=2**30)
-
-
-# `n` is the module, `h` the GPU.
-ANSWERS: dict[str, Callable[..., Any]] = {
-    "nvmlInit": lambda n: None,
-    "nvmlSystemGetDriverVersion": lambda n: "570.86.15",
-    "nvmlDeviceGetDefaultEccMode": lambda n, h: [n.ecc_modes[1]],
-    "nvmlDeviceGetC2cModeInfoV": lambda n, h: SimpleNamespace(isC2cEnabled=n.c2c),
-    "nvmlDeviceIsMigDeviceHandle": lambda n, h: h.startswith("MIG"),
-    "nvmlDeviceGetName": lambda n, h: n.reads(
-        h, "NVIDIA H100 80GB HBM3" + " MIG 1g.10gb" * h.startswith("MIG"), whole=False
-    ),
-    "nvmlDeviceGetPciInfo": lambda n, h: SimpleNamespace(busId="00000000:17:00.0"),
-    "nvmlDeviceGetEnforcedPowerLimit": lambda n, h: 700_000,
-    "nvmlDeviceGetMaxClockInfo": lambda n, h, _: 1980,
-    "nvmlDeviceGetMemoryInfo": lambda n, h: n.reads(
-        h, SimpleNamespace(used=n.used, total=80_000_000_000), whole=False
-    ),
-    "nvmlDeviceGetUtilizationRates": lambda n, h: n.reads(h, SimpleNamespace(gpu=87, memory=40)),
-    "nvmlDeviceGetPowerUsage": lambda n, h: n.reads(h, 350_000),
-    "nvmlDeviceGetRemappedRows": lambda n, h: n.reads(h, n.remapped),
-    "nvmlDeviceGetComputeRunningProcesses": lambda n, h: n.reads(h, [*map(_process, n.processes)]),
-    "nvmlDeviceGetTotalEnergyConsumption": lambda n, h: n.reads(h, n.energy),
-    "nvmlDeviceGetTemperature": lambda n, h, _: n.reads(h, 61),
-    "nvmlDeviceGetCurrentClocksEventReasons": lambda n, h: n.reads(h, n.reasons),
+_OF_THE_WHOLE = {
+    "nvmlDeviceGetUtilizationRates",
+    "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetTotalEccErrors",
+    "nvmlDeviceGetRemappedRows",
+    "nvmlDeviceGetComputeRunningProcesses",
 }

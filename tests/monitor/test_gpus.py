@@ -21,7 +21,7 @@ def test_only_the_jobs_own_gpus_are_read_by_name() -> None:
     gpus = Gpus(["a"], Nvidia(nvml))  # torch writes a UUID without its kind
     found = gpus.read()
     assert nvml.asked == {"GPU-a"}, "another job's GPU was read"
-    assert gpus.facts == {"driver": "570.86.15", "gpu_0": "NVIDIA H100 80GB HBM3"}
+    assert gpus.facts == {"driver": "580.105.08", "gpu_0": "NVIDIA H100 80GB HBM3"}
     assert found["gpu_0_utilization_percentage"] == 87
     assert found["gpu_0_memory_usage_megabytes"] == 20_000
     assert found["gpu_0_memory_usage_percentage"] == 25

@@ -13,7 +13,12 @@ from torch import nn
 
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
+<<<<<<< HEAD
 from hpctrain.config.rules.degrees import bubble
+=======
+from hpctrain.base.terminal.terminal import few
+from hpctrain.config.rules.division import bubble
+>>>>>>> gpu
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
@@ -59,17 +64,18 @@ def change(setup: Setup, model: nn.Module, number: int, values: Values) -> None:
     if layers:
         compute_in_float8(model, layers)
     blocks = list(present(model, names))
+    shards = not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload)
     checkpoint_activations(blocks, train.activation_checkpointing)
     if train.compile == "off":  # torch refuses by itself what is compiled
         second_gradients.refuse(blocks, mesh)
     else:
         compute_eagerly(model)
-        for module in [model] if train.compile == "model" else blocks:
-            module.compile()
-    if not setup.whole and (mesh.dp_cp_size > 1 or parallel.fsdp.offload):
+        _compile([model] if train.compile == "model" else blocks, shards)
+    if shards:
         shard(model, blocks, setup, experts)
 
 
+<<<<<<< HEAD
 def _make_stage(setup: Setup, model: nn.Module, plan: Plan, number: int) -> None:
     """Leave a whole model what the stage `number` of a pipeline has; rank 0 tells of them all."""
     parallel, degrees = setup.parallel, setup.mesh.degrees
@@ -79,6 +85,32 @@ def _make_stage(setup: Setup, model: nn.Module, plan: Plan, number: int) -> None
         tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
         setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
     if number == dist.get_rank() == 0:
+=======
+def _compile(modules: list[nn.Module], shards: bool) -> None:
+    """Let torch compile modules, also those whose `forward` is that of a class of torch.
+
+    Such ones, as nn.Sequential or nn.TransformerEncoderLayer, torch leaves alone without a word
+    (https://github.com/pytorch/pytorch/issues/150915). What helps does not with the hooks of FSDP.
+    """
+    of_torch = [each for each in modules if each.forward.__module__.startswith("torch.nn.")]
+    for module in modules:
+        with torch._dynamo.config.patch(wrap_top_frame=module in of_torch and not shards):
+            module.compile()
+    if of_torch and shards and dist.get_rank() == 0:
+        log.warning(
+            "train.compile has no effect on %s: torch does not compile its own classes where FSDP "
+            "divides their parameters; a class of your own with the same forward is compiled",
+            few(dict.fromkeys(type(each).__name__ for each in of_torch), 4),
+        )
+
+
+def pipeline(
+    setup: Setup, stages: list[nn.Module], inputs: list[str], counts: list[int]
+) -> PipelineModel:
+    """Return the stages of this rank with their schedule; `counts` are the blocks of all stages."""
+    schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
+    if dist.get_rank() == 0:
+>>>>>>> gpu
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
             *(schedule, " + ".join(map(str, counts)), setup.accumulate),

@@ -17,7 +17,7 @@ _HEAT = 0x20 | 0x40
 _POWER = 0x04 | 0x80
 _HARD = {0x08: "hardware slowdown", 0x40: "heat (hardware)", 0x80: "power brake"}
 _SOFT = {0x20: "heat (software)"}
-_MOST_LINKS = 18
+_MOST_PAGES = 64  # that can be retired (NVIDIA's "GPU memory error management")
 _NEVER = 3, 4, 13  # NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND: nobody is told here
 _LOST = 15, 16, 999  # GPU_IS_LOST, RESET_REQUIRED, UNKNOWN
 
@@ -80,8 +80,7 @@ class Nvidia:
 
     def lacks(self, error: Exception) -> bool:
         """Return whether an error says that nobody is told here what was asked for."""
-        of_other_version = isinstance(error, AttributeError)
-        return of_other_version or getattr(error, "value", None) in _NEVER
+        return getattr(error, "value", None) in _NEVER
 
     def is_lost(self, error: Exception) -> bool:
         """Return whether an error says that the GPU has fallen off the bus, or needs a reset."""
@@ -89,7 +88,12 @@ class Nvidia:
 
     def is_part(self, gpu: Any) -> bool:
         """Return whether it is a part of a GPU, whose other readings are those of the whole."""
-        return bool(self.readings["part"](gpu))
+        try:
+            return bool(self.readings["part"](gpu))
+        except self.errors as error:
+            if not self.lacks(error):  # a GPU before Ampere has no parts
+                raise
+            return False
 
     def read(self, reading: str, gpu: Any) -> tuple[Any, ...]:
         """Return the values of a reading."""
@@ -122,18 +126,28 @@ class Nvidia:
         return tuple(ask(gpu, kind, since) for kind in kinds)
 
     def _retired(self, gpu: Any) -> tuple[str, bool, bool]:
-        """Return what was given up; whether a repair waits, and whether it has failed."""
-        corrected, uncorrected, waits, failed = self.module.nvmlDeviceGetRemappedRows(gpu)
+        """Return what was given up; whether a repair waits, and whether no more can be given up.
+
+        GPUs before Ampere give up pages, others replace rows.
+        """
+        nvml = self.module
+        try:
+            corrected, uncorrected, waits, failed = nvml.nvmlDeviceGetRemappedRows(gpu)
+        except self.errors as error:
+            if not self.lacks(error):
+                raise
+            causes = range(nvml.NVML_PAGE_RETIREMENT_CAUSE_COUNT)
+            pages = sum(len(nvml.nvmlDeviceGetRetiredPages(gpu, cause)) for cause in causes)
+            waits = nvml.nvmlDeviceGetRetiredPagesPendingStatus(gpu)
+            return f"{pages} pages retired", bool(waits), pages >= _MOST_PAGES
         return f"{corrected + uncorrected} rows remapped", bool(waits), bool(failed)
 
     def _nvlinks(self, gpu: Any) -> int:
         """Return how many links are up."""
         up = 0
-        for link in range(_MOST_LINKS):
-            try:
+        for link in range(self.module.NVML_NVLINK_MAX_LINKS):
+            with suppress(*self.errors):  # of a link that this GPU has not
                 up += self.module.nvmlDeviceGetNvLinkState(gpu, link)
-            except self.errors:  # there are no more
-                break
         return up
 
     def _processes(self, gpu: Any) -> tuple[dict[int, int], int, int]:

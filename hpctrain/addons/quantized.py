@@ -89,7 +89,7 @@ def pack(name: str, layer: Any, weight: Any) -> None:
             f"train.lora.quantize=nf4: {name} is a {plain_class(layer).__name__}, which computes "
             "otherwise than torch.nn.Linear; match other layers (train.lora.match)"
         )
-    packed, state = _packed(weight)
+    packed, state = _packed(_functional(), weight)
     layer.__class__ = class_with_adapter(FourBitLinear)
     layer.weight = nn.Parameter(packed, requires_grad=False)
     layer.quant_state = state
@@ -97,21 +97,23 @@ def pack(name: str, layer: Any, weight: Any) -> None:
 
 def rounded(weight: torch.Tensor) -> torch.Tensor:
     """Return the weight (outputs, inputs) with which a quantized layer computes."""
-    packed, state = _packed(weight)
-    from bitsandbytes.functional import dequantize_4bit
-
-    found: torch.Tensor = dequantize_4bit(packed, state)
+    functional = _functional()
+    found: torch.Tensor = functional.dequantize_4bit(*_packed(functional, weight))
     return found.to(weight.dtype)
 
 
-def _packed(weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
+def _packed(functional: Any, weight: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    packed, state = functional.quantize_4bit(
+        weight.detach().contiguous(), quant_type="nf4", compress_statistics=True
+    )
+    return packed, state
+
+
+def _functional() -> Any:
     try:
-        from bitsandbytes.functional import quantize_4bit
+        from bitsandbytes import functional
     except ImportError:
         raise ConfigError(
             "train.lora.quantize=nf4 needs bitsandbytes: pip install 'hpctrain[qlora]'"
         ) from None
-    packed, state = quantize_4bit(
-        weight.detach().contiguous(), quant_type="nf4", compress_statistics=True
-    )
-    return packed, state
+    return functional

@@ -22,7 +22,6 @@ from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
 from hpctrain.config.schema import CheckpointConfig, LaunchConfig, LoRAConfig
 from hpctrain.config.sections import LoopSections, ModelSections
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.build_model import stages_of, start_weights
 from hpctrain.engine.building.instantiate import instantiate
@@ -139,11 +138,13 @@ class Restored:
     parts: Parts
     model: ParallelModel
 
-    def evaluate(self, feed: DevicePrefetcher) -> dict[str, float]:
-        """Return the mean of each metric over a feed, and close it; all ranks call this together.
+    def evaluate(self) -> dict[str, float]:
+        """Return the mean of each metric over the split; all ranks call this together.
 
         Each sample counts once, as in the evaluations of the training.
         """
+        feed = self.parts.data.evaluation()
+        assert feed is not None
         count = feed.loader.count
         try:
             with self.progress(count, "evaluated ") as shown:

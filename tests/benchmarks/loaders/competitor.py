@@ -1,6 +1,6 @@
 """Defines the interface of a measured loader, and a base class for torch's DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -74,7 +74,7 @@ class Shuffle(Sampler[int]):
 
 
 class MapStyle(Competitor):
-    """A map-style dataset in torch's DataLoader. If it has __getitems__, that returns a batch."""
+    """A map-style dataset in torch's DataLoader, whose __getitems__ returns a batch."""
 
     def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
         self.loader = DataLoader(
@@ -84,18 +84,11 @@ class MapStyle(Competitor):
             drop_last=True,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=self.collate(),
+            collate_fn=_whole,  # a bound method would keep the workers alive
         )
 
     def dataset(self, work: Work, folder: Path) -> Any:
         raise NotImplementedError
-
-    def collate(self) -> Callable[[Any], Batch]:
-        """Return the collate function.
-
-        It must not be a bound method: the reference cycle would keep the workers alive.
-        """
-        return _whole
 
 
 def _whole(batch: Batch) -> Batch:

@@ -181,8 +181,8 @@ class LoadedRun:
             StorageError: The checkpoint is missing or damaged.
         """
         self.find_code("evaluate")
-        checkpoint = self.checkpoint(step, best=best)
         config = self._config_for(overrides, data, split, ema=ema)
+        checkpoint = self.checkpoint(step, best=best)
         with self._restored(config, checkpoint) as trained:
             return trained.evaluate()
 
@@ -223,8 +223,8 @@ class LoadedRun:
         from hpctrain.results.predictor import Prediction
 
         self.find_code("predict")
-        checkpoint = self.checkpoint(step, best=best)
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
+        checkpoint = self.checkpoint(step, best=best)
         facts = {
             "run": self._run.name,
             "checkpoint": WeightFiles(checkpoint, None).digest(),

@@ -36,12 +36,10 @@ class Average(Part):
         self.tensors = {name: _copied(parameter) for name, parameter in named}
         self._local = [_local(tensor) for tensor in self.tensors.values()]
 
+    @torch.no_grad()
     def after_update(self) -> None:
         """Take in the parameters after a step."""
-        self._update(1 - self._decay)
-
-    @torch.no_grad()
-    def _update(self, weight: float) -> None:
+        weight = 1 - self._decay
         pairs = list(zip(self._local, self._own(), strict=True))
         if alike := [pair for pair in pairs if pair[0].dtype == pair[1].dtype]:
             averages, values = map(list, zip(*alike, strict=True))

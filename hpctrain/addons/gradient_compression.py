@@ -42,8 +42,13 @@ class PowerSGD:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Replace the gradients of a bucket by their mean over the ranks, compressed."""
-        total = self._with_errors(bucket)
-        named = self._named(bucket)
+        named: dict[str, torch.Tensor] = {self._names[p]: p for p in bucket.parameters()}
+        gradients = wide(bucket.buffer())
+        left_out = [
+            self.errors[name] if name in self.errors else gradients.new_zeros(p.numel())
+            for name, p in named.items()
+        ]
+        total = gradients + torch.cat(left_out)
         flat = dict(zip(named, total.split(_sizes(named.values())), strict=True))
         matrices = {n: flat[n].view(len(p), -1) for n, p in named.items() if self._is_divided(p)}
         means = {name: part.clone() for name, part in flat.items() if name not in matrices}
@@ -60,7 +65,7 @@ class PowerSGD:
                 part.sub_(means[name])
             else:
                 part.zero_()
-        self._keep(bucket, total)
+        self.errors.update(flat)
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         future.set_result(bucket.buffer().copy_(torch.cat([means[name] for name in flat])))
         return future
@@ -82,22 +87,6 @@ class PowerSGD:
         for key, value in state.items():
             kind, _, name = key.partition(".")
             self._held[kind][name] = value.to(devices[name])
-
-    def _named(self, bucket: dist.GradBucket) -> dict[str, torch.Tensor]:
-        return {self._names[p]: p for p in bucket.parameters()}
-
-    def _with_errors(self, bucket: dist.GradBucket) -> torch.Tensor:
-        """Return the gradients and the errors of before added up: new, flat, float32 or float64."""
-        gradients = wide(bucket.buffer())
-        errors = [
-            self.errors[name] if name in self.errors else gradients.new_zeros(p.numel())
-            for name, p in self._named(bucket).items()
-        ]
-        return gradients + torch.cat(errors)
-
-    def _keep(self, bucket: dist.GradBucket, errors: torch.Tensor) -> None:
-        named = self._named(bucket)
-        self.errors.update(zip(named, errors.split(_sizes(named.values())), strict=True))
 
     def _is_divided(self, parameter: torch.Tensor) -> bool:
         """Return whether P and Q are smaller than the parameter."""

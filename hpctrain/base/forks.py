@@ -66,6 +66,7 @@ def wakeup(descriptor: int) -> Iterator[None]:
 
 def keep_private(descriptor: int) -> None:
     """Let forks of this process lose an open file. It may be closed without a word to us."""
+    _watch_forks()
     _private[descriptor] = os.fstat(descriptor)
 
 

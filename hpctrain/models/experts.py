@@ -10,13 +10,12 @@ an auxiliary loss (Wang et al. 2024): a bias of each expert takes part in the ch
 weighted sum, and each step moves it up or down by a fixed rate.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor, Partial
 
 from hpctrain.engine.distributed.tensors import wide
@@ -125,35 +124,6 @@ class Experts(nn.Module):
         return chosen, weights / (weights.sum(-1, keepdim=True) + 1e-20)
 
 
-@contextmanager
-def used_evenly(model: nn.Module) -> Iterator[None]:
-    """Within it all experts of a model get equally many tokens, whatever the router chooses.
-
-    So a model can be called whose tensors have no values, as `plan` and the count of FLOPs do.
-    """
-    layers = [m for m in model.modules() if isinstance(m, Experts)]
-    handles = [layer.bank.register_forward_pre_hook(_evenly) for layer in layers]
-    try:
-        yield
-    finally:
-        for layer, handle in zip(layers, handles, strict=True):
-            layer.start_loads()
-            handle.remove()
-
-
-class _Shares(list[int]):
-    """Numbers of tokens that are known without a tensor."""
-
-    def tolist(self) -> list[int]:
-        return self
-
-
-def _evenly(bank: nn.Module, args: tuple[torch.Tensor, torch.Tensor]) -> Any:
-    tokens, counts = args
-    share, left = divmod(len(tokens), len(counts))
-    return tokens, _Shares(share + (i < left) for i in range(len(counts)))
-
-
 class Bank(nn.Module):
     """The weights of all experts; expert e computes down[e](silu(gate[e](x)) * up[e](x)).
 
@@ -188,7 +158,7 @@ class Bank(nn.Module):
             tokens, weights = tokens.to(dtype), [w.to(dtype) for w in weights]
         aligned = all(size % 8 == 0 for size in weights[0].shape[1:])  # 16 bytes, for the GPU
         fits = tokens.dtype == torch.bfloat16 and aligned and len(tokens) > 0
-        if kind != "cpu" and fits and isinstance(counts, torch.Tensor):  # or `used_evenly`'s
+        if kind not in ("cpu", "meta") and fits:
             return grouped(tokens, counts, *weights)
         return one_by_one(tokens, counts, *weights)
 
@@ -202,9 +172,18 @@ def one_by_one(
 ) -> torch.Tensor:
     """Apply one expert after the other; `Bank.forward` explains the arguments."""
     # All experts take part, even without tokens, so that every rank has a gradient of each weight.
-    groups = tokens.split(counts.tolist())
+    groups = tokens.split(_sizes(counts, len(tokens)))
     parts = zip(groups, gate.unbind(), up.unbind(), down.unbind(), strict=True)
     return torch.cat([(F.silu(x @ g.T) * (x @ u.T)) @ d for x, g, u, d in parts])
+
+
+def _sizes(counts: torch.Tensor, tokens: int) -> list[int]:
+    """Return the tokens of each expert; of tensors without values, as `plan` has them, a share."""
+    if counts.is_meta or isinstance(counts, FakeTensor):
+        share, left = divmod(tokens, len(counts))
+        return [share + (expert < left) for expert in range(len(counts))]
+    sizes: list[int] = counts.tolist()
+    return sizes
 
 
 def grouped(

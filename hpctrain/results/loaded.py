@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from hpctrain.results.trained_model import Restored
 
 log = logging.getLogger(__name__)
 _FREE = ("parallel", "launch", "network")
@@ -178,18 +180,11 @@ class LoadedRun:
             DataError: The data set is missing or damaged.
             StorageError: The checkpoint is missing or damaged.
         """
-        from hpctrain.results.trained_model import restored
-
         self.find_code("evaluate")
         config = self._config_for(overrides, data, split, ema=ema)
         checkpoint = self.checkpoint(step, best=best)
-        if config.data.evaluated is None:
-            raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
-        given = LoopSections.of(config), config.launch
-        with restored(*given, checkpoint, self.meeting_folder()) as trained:
-            feed = trained.parts.data.evaluation()
-            assert feed is not None
-            return trained.evaluate(feed)
+        with self._restored(config, checkpoint) as trained:
+            return trained.evaluate()
 
     def predict(
         self,
@@ -225,13 +220,10 @@ class LoadedRun:
             StorageError: The folder has files, or the checkpoint is missing or damaged.
         """
         from hpctrain.data.places.placement import load_index
-        from hpctrain.results.predictor import predict, refuse_divided_outputs
-        from hpctrain.results.trained_model import restored
+        from hpctrain.results.predictor import Prediction
 
         self.find_code("predict")
         config = self._config_for(overrides, data, split, ema=ema, whole_outputs=True)
-        if config.data.evaluated is None:
-            raise ConfigError("data.val_split=null: give a split")
         checkpoint = self.checkpoint(step, best=best)
         facts = {
             "run": self._run.name,
@@ -241,11 +233,8 @@ class LoadedRun:
             "ema": config.train.ema is not None,
         }
         folder = Path(os.path.abspath(out))
-        meeting = self.meeting_folder()
-        refuse_divided_outputs(config.parallel)
-        given = LoopSections.of(config), config.launch
-        with restored(*given, checkpoint, meeting, divided_loss=False) as trained:
-            predict(trained, folder, facts)
+        with self._restored(config, checkpoint, whole_outputs=True) as trained:
+            Prediction(trained, folder, facts).write()
         return folder
 
     def _config_for(
@@ -259,7 +248,8 @@ class LoadedRun:
     ) -> Config:
         """Return the config with another data set and layout; the result is not changed.
 
-        The layout is that of the training, unless it does not fit; see `fit_layout`.
+        The layout is that of the training, unless it does not fit; see `fit_layout`. If a rank must
+        have `whole_outputs` of the model, a layout that divides them is a ConfigError.
         """
         free = tuple(f"{name}." for name in changeable())
         if wrong := [o for o in overrides if not f"{o.partition('=')[0]}.".startswith(free)]:
@@ -283,16 +273,31 @@ class LoadedRun:
             config.data.path = data if "://" in data else os.path.abspath(data)
         if split is not None or data is not None:  # another one than the fold that was held out
             config.data.val_split, config.data.fold = split or config.data.val_split, None
+        if config.data.evaluated is None:
+            raise ConfigError("data.val_split=null: the run has no evaluation; give --split NAME")
+        pp, cp = config.parallel.pp, config.parallel.cp
+        if whole_outputs and (pp > 1 or cp > 1):
+            raise ConfigError(
+                f"predict with parallel.pp={pp} and parallel.cp={cp}: no rank has whole outputs; "
+                "leave them out, and the ranks are data parallel (a checkpoint of any layout fits)"
+            )
         return config
 
-    def meeting_folder(self) -> Path:
-        """Return a folder for the secret by which the ranks of an evaluation know each other."""
-        folder = self.path / "evaluations"
+    @contextmanager
+    def _restored(
+        self, config: Config, checkpoint: Path, *, whole_outputs: bool = False
+    ) -> Iterator[Restored]:
+        """Yield the model on the ranks that were started; see `restored`."""
+        from hpctrain.results.trained_model import restored
+
+        folder = self.path / "evaluations"  # it keeps the secret by which ranks know each other
         try:
             folder.mkdir(exist_ok=True)
         except OSError as error:
             raise StorageError(f"{folder}: cannot be made ({error.strerror})") from error
-        return folder
+        given = LoopSections.of(config), config.launch
+        with restored(*given, checkpoint, folder, divided_loss=not whole_outputs) as trained:
+            yield trained
 
     def find_code(self, what: str) -> None:
         """Let imports that fail find the copy of the code that the run was submitted with.

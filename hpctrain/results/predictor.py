@@ -20,7 +20,6 @@ from hpctrain.base.files.disk import sync
 from hpctrain.base.secrets import referenced
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.config.rules.batch_sizes import BatchSizes
-from hpctrain.config.schema import ParallelConfig
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Index, Shard
@@ -32,30 +31,6 @@ from hpctrain.engine.tasks.task import SplitTask, Sums
 from hpctrain.results.trained_model import Restored
 
 SHARD_SAMPLES = 65536  # at most, about
-
-
-def refuse_divided_outputs(parallel: ParallelConfig) -> None:
-    """Raise a ConfigError for a layout in which no rank has whole outputs of the model."""
-    if parallel.pp > 1 or parallel.cp > 1:
-        raise ConfigError(
-            f"predict with parallel.pp={parallel.pp} and parallel.cp={parallel.cp}: "
-            "no rank has whole outputs; leave them out, and the ranks are data parallel (a "
-            "checkpoint of any layout fits)"
-        )
-
-
-def predict(trained: Restored, out: Path, facts: dict[str, Any]) -> Index:
-    """Write the predictions for the evaluation split; all ranks that were started call it together.
-
-    `out` is a new or empty folder. The index has the `facts` that the predictions follow from.
-    """
-    if not isinstance(trained.parts.task, SplitTask):
-        target = trained.parts.config.task.get("_target_")
-        raise ConfigError(
-            f"task._target_={target}: predictions need a task that is a "
-            "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
-        )
-    return _Prediction(trained, trained.parts.task, out, facts).run()
 
 
 class _Outputs:
@@ -106,13 +81,22 @@ def _check_alike(name: str, *kinds: Field | None) -> None:
         )
 
 
-class _Prediction:
-    def __init__(
-        self, trained: Restored, task: SplitTask, out: Path, facts: dict[str, Any]
-    ) -> None:
+class Prediction:
+    """The predictions for the evaluation split, by all ranks that were started.
+
+    `out` is a new or empty folder. The index has the `facts` that the predictions follow from.
+    """
+
+    def __init__(self, trained: Restored, out: Path, facts: dict[str, Any]) -> None:
         parts = trained.parts
+        if not isinstance(parts.task, SplitTask):
+            target = parts.config.task.get("_target_")
+            raise ConfigError(
+                f"task._target_={target}: predictions need a task that is a "
+                "hpctrain.tasks.SplitTask, whose `inputs` are those of the model"
+            )
         self._trained, self._out, self._facts = trained, out, referenced(facts)
-        self._mesh, self._task, self._ranks = parts.mesh, task, parts.ranks
+        self._mesh, self._task, self._ranks = parts.mesh, parts.task, parts.ranks
         config, degrees = parts.config, self._mesh.degrees
         self._rows = 2 * BatchSizes.of(config.train, config.parallel, degrees).share
         self._feed: DevicePrefetcher = parts.data.in_order(self._rows)
@@ -122,7 +106,8 @@ class _Prediction:
         self._split = str(config.data.evaluated)
         self._written: list[Any] = []
 
-    def run(self) -> Index:
+    def write(self) -> None:
+        """Write the shards and their index; all ranks call this together."""
         self._begin()
         with self._trained.progress(self._count, "predicted ") as shown:
             self._make(shown)
@@ -133,7 +118,6 @@ class _Prediction:
         if self._ranks.is_main:
             self._finish(sorted(written))
         dist.barrier()
-        return Index.load(self._out)
 
     def _begin(self) -> None:
         """Check that the folder is new or empty."""

@@ -20,9 +20,8 @@ from hpctrain.base.errors import ConfigError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.cluster.ranks.ranks import RankInfo
 from hpctrain.config.rules.degrees import Degrees
-from hpctrain.config.schema import CheckpointConfig, LaunchConfig, LoRAConfig, TrainConfig
+from hpctrain.config.schema import CheckpointConfig, LaunchConfig, LoRAConfig
 from hpctrain.config.sections import LoopSections, ModelSections
-from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seeded_generators
 from hpctrain.engine.building.build_model import stages_of, start_weights
 from hpctrain.engine.building.instantiate import instantiate
@@ -44,22 +43,6 @@ from hpctrain.runs.chosen_checkpoint import verified
 _FIRST_S = 2.0  # until the line that estimates the time
 
 
-def _load_trained(
-    start: CheckpointConfig,
-    train: TrainConfig,
-    output_dir: str,
-    checkpoint: Path,
-    model: ParallelModel,
-) -> None:
-    """Give a model the parameters with which the training evaluates, on all its ranks together."""
-    adapters = bool(train.lora.patterns)
-    if adapters:
-        check_base(start, checkpoint)
-        _load_base(start, train.lora, output_dir, model.module, stages_of(model))
-    ema = train.ema is not None
-    load_weights(model.module, checkpoint, ema=ema, trained_only=adapters)
-
-
 def trained_model(sections: ModelSections, checkpoint: Path, *, ema: bool = False) -> nn.Module:
     """Return the model of a run, in training mode, on the CPU.
 
@@ -72,12 +55,10 @@ def trained_model(sections: ModelSections, checkpoint: Path, *, ema: bool = Fals
     if sections.precision.params == "fp64":
         cast_parameters(model, torch.float64)
     if lora.patterns:
-        check_base(start, checkpoint)
         freeze(model, sections.optimizer, sections.blocks, lora)
         if lora.quantize:
             offered.quantized.release(model, torch.device("cpu"))
-        _load_base(start, lora, sections.output_dir, model)
-    load_weights(model, checkpoint, ema=ema, trained_only=bool(lora.patterns))
+    _load_trained(model, checkpoint, start, lora, sections.output_dir, ema=ema)
     return model
 
 
@@ -91,17 +72,26 @@ def check_base(start: CheckpointConfig, checkpoint: Path) -> None:
         )
 
 
-def _load_base(
+def _load_trained(
+    module: nn.Module,
+    checkpoint: Path,
     start: CheckpointConfig,
     lora: LoRAConfig,
     output_dir: str,
-    module: nn.Module,
     stages: dist.ProcessGroup | None = None,
+    *,
+    ema: bool,
 ) -> None:
-    """Load the weights that adapters belong to; with a pipeline all its stages call this."""
-    start_weights(start, module, verified(start, output_dir), stages)
-    if lora.quantize:
-        offered.quantized.quantize(module)
+    """Load the weights of a checkpoint, and those that its adapters belong to.
+
+    With a pipeline all its `stages` call this.
+    """
+    if lora.patterns:
+        check_base(start, checkpoint)
+        start_weights(start, module, verified(start, output_dir), stages)
+        if lora.quantize:
+            offered.quantized.quantize(module)
+    load_weights(module, checkpoint, ema=ema, trained_only=bool(lora.patterns))
 
 
 def load_weights(
@@ -148,11 +138,13 @@ class Restored:
     parts: Parts
     model: ParallelModel
 
-    def evaluate(self, feed: DevicePrefetcher) -> dict[str, float]:
-        """Return the mean of each metric over a feed, and close it; all ranks call this together.
+    def evaluate(self) -> dict[str, float]:
+        """Return the mean of each metric over the split; all ranks call this together.
 
         Each sample counts once, as in the evaluations of the training.
         """
+        feed = self.parts.data.evaluation()
+        assert feed is not None
         count = feed.loader.count
         try:
             with self.progress(count, "evaluated ") as shown:
@@ -167,13 +159,10 @@ class Restored:
         assert means is not None
         return means
 
-    @contextmanager
-    def progress(self, samples: int, label: str) -> Iterator[ProgressBar]:
-        """Yield the progress over so many samples of all ranks, which rank 0 shows on stderr."""
-        ranks = self.parts.ranks
-        progress = ProgressBar(samples, 0, label=label, quiet=not ranks.is_main, first_s=_FIRST_S)
-        with progress as shown:
-            yield shown
+    def progress(self, samples: int, label: str) -> ProgressBar:
+        """Return the progress over so many samples of all ranks, which rank 0 shows on stderr."""
+        quiet = not self.parts.ranks.is_main
+        return ProgressBar(samples, 0, label=label, quiet=quiet, first_s=_FIRST_S)
 
 
 @contextmanager
@@ -206,7 +195,11 @@ def restored(
     ):
         parts = Parts(config, ranks, device)
         model = parts.model(divided_loss=divided_loss, trains=False)
-        _load_trained(config.checkpoint, config.train, config.output_dir, checkpoint, model)
+        _load_trained(
+            *(model.module, checkpoint, config.checkpoint, config.train.lora, config.output_dir),
+            stages_of(model),
+            ema=config.train.ema is not None,
+        )
         saved = Manifest.read(checkpoint)
         model.step = saved.step
         TaskState(parts.task).load_state_dict(saved.progress.get("task"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import sys
 from collections.abc import Mapping
 from typing import Any, Literal, NoReturn
 
@@ -59,10 +58,13 @@ class SearchSettings(Record, frozen=True, kw_only=True):
             key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
             for key, value in given.items()
         }
+        eta = given.get("eta", 2)
+        fits_eta = type(eta) in (int, float) and 1 <= eta < math.inf
         for key, fits, allowed in (
             ("direction", given["direction"] in _DIRECTIONS, f"minimize or maximize {metric}?"),
             ("n_trials", _is_count(given["n_trials"]), "it must be at least 1"),
             ("n_jobs", _is_count(given["n_jobs"]), "it must be at least 1"),
+            ("eta", fits_eta, "it must be a number from 1 on"),
         ):
             if not fits:
                 _refuse(key, given, allowed)
@@ -72,14 +74,12 @@ class SearchSettings(Record, frozen=True, kw_only=True):
                 "hydra.sweeper.direction=%s, but by its name %s has better values where it is %s",
                 *(given["direction"], metric, known),
             )
-        if not _is_number(given.get("eta", 2), 1, sys.float_info.max):
-            _refuse("eta", given, "it must be a number from 1 on")
         rungs = _rungs(given, max_steps)
         return cls(
             **{key: given[key] for key in ("direction", "n_trials", "n_jobs", "sampler")},
             metric=metric,
             rungs=rungs,
-            etas=(given.get("eta", 2),) * (len(rungs) - 1),
+            etas=(eta,) * (len(rungs) - 1),
         )
 
     def check_trial(self, data: DataConfig, train: TrainConfig) -> None:
@@ -123,11 +123,7 @@ def _rungs(given: Mapping[str, Any], max_steps: int | None) -> tuple[int, ...]:
 
 
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _is_number(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    return type(value) is int and value >= 1
 
 
 def _refuse(key: str, given: Mapping[str, Any], why: str) -> NoReturn:

@@ -28,15 +28,6 @@ log = logging.getLogger(__name__)
 Rows = list[list[str]]
 
 
-def found_in(sweep: Path) -> FoundSearch | None:
-    """Return the search of a sweep's folder; None, and the log says so, if Optuna is not here."""
-    try:
-        return FoundSearch.of(sweep)
-    except ImportError:
-        log.warning("what the search has found is not known here: pip install optuna")
-        return None
-
-
 @dataclass(frozen=True)
 class Standing:
     """A search, with its runs by name."""
@@ -48,8 +39,16 @@ class Standing:
 
     @classmethod
     def of(cls, sweep: Path | None, runs: Iterable[Facts]) -> Self | None:
-        """Return how the search of a sweep's folder stands; None if it is no search."""
-        if sweep is None or not is_search(sweep) or (found := found_in(sweep)) is None:
+        """Return how the search of a sweep's folder stands; None if it is no search.
+
+        Without Optuna it is not known, either, and the log says so.
+        """
+        if sweep is None or not is_search(sweep):
+            return None
+        try:
+            found = FoundSearch.of(sweep)
+        except ImportError:
+            log.warning("what the search has found is not known here: pip install optuna")
             return None
         workers = None
         with suppress(UnreachableError):

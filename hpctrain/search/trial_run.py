@@ -37,14 +37,13 @@ class Pruned(HpctrainError):
 class TrialPiece:
     """The training of a trial up to a rung.
 
-    `until` is the global step of the rung, or None for the end of the run, `metric` the name of the
-    value that is compared there, and `began` when the trial began, in seconds since the epoch.
+    `until` is the global step of the rung, or None for the end of the run, and `began` is when the
+    trial began, in seconds since the epoch.
     """
 
     run: Path
     until: int | None
     number: int
-    metric: str
     began: float
 
 
@@ -102,21 +101,23 @@ def take(run: RunDir, worker: WorkerFile) -> None:
         run.update(submission=place)
 
 
-def outcome(piece: TrialPiece, last: int) -> tuple[int, float, bool] | None:
+def outcome(piece: TrialPiece, found: FoundSearch) -> tuple[int, float, bool] | None:
     """Return the rung at the end of a piece, the metric there, and whether the run has finished.
 
     None: it is to be trained, or to be gone on with. A trial that is not to be trained any more
-    raises Pruned or a LaunchError. `last` is the last rung, or 0 if it is not known before.
+    raises Pruned or a LaunchError.
     """
     run = RunDir(piece.run)
     record = run.read()
     attempt, reached = record.attempt, record.reached or 0
     finished = record.state == "finished"
     if finished or (record.state == "paused" and piece.until and reached >= piece.until):
-        if (value := (record.result or {}).get(piece.metric)) is None:
-            raise LaunchError(f"no evaluation gives {piece.metric}")
-        # A run may have ended before the rung, as by train.max_epochs: it counts at the last one.
-        return (last if finished else piece.until) or reached, float(value), finished
+        if (value := (record.result or {}).get(found.metric)) is None:
+            raise LaunchError(f"no evaluation gives {found.metric}")
+        # A run may have ended before the rung, as by train.max_epochs: it counts at the last one,
+        # whose step may not be known before.
+        rung = found.rungs[-1] if finished else piece.until
+        return rung or reached, float(value), finished
     if request := stop_request.read(run.path, piece.began):
         raise Pruned(f"cancelled by {request.by}")
     # The batch script decides on it a moment later, or nobody does.

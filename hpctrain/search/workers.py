@@ -166,7 +166,7 @@ class Worker:
                 trial_run.freeze(self._sweep, found, entry, stored.params, self._wait)
                 self._trial(number).set_user_attr("run", run.name)
             trial_run.take(run, self._note)
-            piece = TrialPiece(run.path, until, number, found.metric, began)
+            piece = TrialPiece(run.path, until, number, began)
             if not self._told(piece):
                 return piece
         except HpctrainError as error:
@@ -176,13 +176,14 @@ class Worker:
 
     def _told(self, piece: TrialPiece) -> bool:
         """Report the metric at the end of a piece, if its training has got there."""
-        if (end := trial_run.outcome(piece, self._found().rungs[-1])) is None:
+        found = self._found()
+        if (end := trial_run.outcome(piece, found)) is None:
             return False
         step, value, finished = end
         if step not in self._stored(piece.number).intermediate_values:  # its last owner has died
             self._trial(piece.number).report(value, step)
         if not math.isfinite(value):
-            raise trial_run.Pruned(f"{piece.metric} is {value} at step {step}")
+            raise trial_run.Pruned(f"{found.metric} is {value} at step {step}")
         if finished:
             self._study.tell(piece.number, value, skip_if_finished=True)
         return True

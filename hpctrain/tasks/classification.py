@@ -80,7 +80,9 @@ class Classification(LabelTask):
                 target, kinds, f"the model returned {kinds} classes"
             )
             classes, weight = target, counted if weights is None else weights[target] * counted
-        losses = self._losses(logits, target, weights)
+        losses = F.cross_entropy(
+            *(logits, target, weights), reduction="none", label_smoothing=self.label_smoothing
+        )
         total = (losses * (counted if right is None else counted / right)).sum()
         count = number_of(counted)
         sums = {
@@ -114,12 +116,6 @@ class Classification(LabelTask):
             )
         classes = in_default_dtype(target) if target.is_floating_point() else target.long()
         return in_default_dtype(logits), classes
-
-    def _losses(
-        self, logits: torch.Tensor, target: torch.Tensor, weights: torch.Tensor | None
-    ) -> torch.Tensor:
-        smoothing = self.label_smoothing
-        return F.cross_entropy(logits, target, weights, reduction="none", label_smoothing=smoothing)
 
 
 def _weights(class_weights: Sequence[float]) -> torch.Tensor:

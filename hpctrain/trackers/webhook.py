@@ -66,7 +66,8 @@ class Webhook(OtherTracker):
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Tell of a metric that is not finite."""
         self._step = step
-        if wrong := [f"{key} is {value}" for key, value in metrics.items() if not _finite(value)]:
+        wrong = [f"{key} is {x}" for key, x in metrics.items() if not math.isfinite(float(x))]
+        if wrong:
             self._tell("nan", ", ".join(wrong))
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
@@ -91,10 +92,6 @@ class Webhook(OtherTracker):
         title = f"{self.run_name} {_TITLES[event]}"
         if problem := send(self._url, kind_of(self._url), title, text, facts):
             log.warning("the webhook did not take the message that the run %s: %s", event, problem)
-
-
-def _finite(value: float) -> bool:
-    return math.isfinite(float(value))
 
 
 def kind_of(url: str) -> str:

@@ -21,6 +21,7 @@ from hpctrain.search.worker_arrays import WorkerFile, new_worker
 from hpctrain.search.workers import Worker
 from tests.search.conftest import Begin, worker
 
+METRIC = "val/accuracy"
 RUNGS = ("train.max_steps=9", "hydra.sweeper.rungs=[1,3]", "optimizer.lr=range(1,28)")
 
 
@@ -31,7 +32,7 @@ def stand_in(piece: TrialPiece, value: float) -> None:
         run.begin_attempt()
         step = piece.until or 9
         state = "paused" if piece.until else "finished"
-        run.end_attempt(state, result={"step": step, piece.metric: value})
+        run.end_attempt(state, result={"step": step, METRIC: value})
 
 
 def value_of(piece: TrialPiece) -> float:
@@ -85,7 +86,7 @@ def test_a_run_that_ends_before_the_rung_has_finished(begin: Begin) -> None:
     assert (second.until, second.run) == (3, first.run)
     with RunDir(second.run).lock():
         RunDir(second.run).begin_attempt()
-        RunDir(second.run).end_attempt("finished", result={"step": 2, second.metric: 0.75})
+        RunDir(second.run).end_attempt("finished", result={"step": 2, METRIC: 0.75})
     mine.settle(second)
     assert mine.next() is None
     (trial,) = FoundSearch.of(sweep).trials

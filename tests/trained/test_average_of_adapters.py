@@ -44,23 +44,17 @@ def stored(checkpoint: Path, part: str = "model") -> dict[str, torch.Tensor]:
     return found
 
 
-def adapted_run(train: Train, tmp_path: Path, *keys: str, ranks: int = 1) -> Path:
-    """Return a run of adapters with an average, which has the checkpoints of all four steps."""
+@pytest.mark.slow
+def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> None:
     torch.manual_seed(1)
     (tmp_path / "base").mkdir()
     save_file(MLP(64, [256, 256], 10).state_dict(), tmp_path / "base" / "model.safetensors")
     lora = "train.lora={match: '[13]', rank: 4, alpha: 8}"
     train(
         *(*QUICK, lora, f"checkpoint.init_from={tmp_path}/base", f"train.ema={DECAY}"),
-        *("checkpoint.every_steps=1", "checkpoint.keep=4", *keys),
-        ranks=ranks,
+        *("checkpoint.every_steps=1", "checkpoint.keep=4"),
     )
-    return only_run(tmp_path)
-
-
-@pytest.mark.slow
-def test_the_average_of_adapters(train: Train, digits: Path, tmp_path: Path) -> None:
-    run = adapted_run(train, tmp_path)
+    run = only_run(tmp_path)
     steps = [run / "checkpoints" / f"step-{n:08d}" for n in (1, 2, 3, 4)]
     average = stored(steps[0], "ema")
     assert len(average) == 4

@@ -111,6 +111,10 @@ def test_transformers_reads_our_llama(tmp_path: Path) -> None:
     ours = trained_model(ModelSections.of(config), checkpoint)
     # The Llama of transformers computes norms and angles in float32, whatever its weights are in.
     within([apart(logits(theirs), logits(ours))], 1e-5)
+    export(config, checkpoint, tmp_path / "half", dtype="bf16")
+    assert json.loads((tmp_path / "half/config.json").read_text())["dtype"] == "bfloat16"
+    for name, value in load_file(tmp_path / "half/model.safetensors").items():
+        assert torch.equal(value, theirs.state_dict()[name].bfloat16()), name
 
 
 def test_a_run_is_exported_as_it_was_trained(
@@ -140,53 +144,10 @@ def test_a_run_is_exported_as_it_was_trained(
         main([run.name, "x", "--merge"])
 
 
-def _lora(tmp_path: Path, *, freeze: list[str] | None = None) -> tuple[Config, Path]:
-    """Return the config and a checkpoint of adapters that two ranks have saved."""
-    torch.set_default_dtype(torch.float64)
-    config = Config(model=LLAMA, precision=FP64)
-    if freeze:
-        config.optimizer.groups = Values([{"match": freeze, "freeze": True}])
-        config.train.lora.also = ["head.*", "norm.*"]
-    config.train.lora.match = ["*.query", "*.value", "*.down"]
-    config.train.lora.rank = 4
-    torch.manual_seed(1)
-    base = instantiate("model", LLAMA)
-    save_file(base.state_dict(), tmp_path / "base.safetensors")
-    config.checkpoint.init_from = str(tmp_path / "base.safetensors")
-    config.checkpoint.init_digest = find_weights(tmp_path / "base.safetensors").digest()
-    keys = (*ZERO3, ("train.lora.match", tuple(config.train.lora.match)), ("train.lora.rank", 4))
-    if freeze:
-        also = tuple(config.train.lora.also)
-        keys = (*keys, ("optimizer.groups", config.optimizer.groups), ("train.lora.also", also))
-    run_ranks(save, 2, LLAMA, keys, tmp_path, config.checkpoint.init_digest)
-    return config, tmp_path / "step-00000001"
-
-
-def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft")
-    config, checkpoint = _lora(tmp_path)
-    export(config, checkpoint, tmp_path / "adapters")
-    merged = export(config, checkpoint, tmp_path / "merged", merge=True)
-    assert merged.kind == "Llama of Hugging Face"
-    base = instantiate("model", LLAMA)
-    base.load_state_dict(load_file(tmp_path / "base.safetensors"))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapters").merge_and_unload()
-    ours = trained_model(ModelSections.of(config), checkpoint)
-    within([apart(logits(theirs), logits(ours))], EXACT)
-    found = load_file(tmp_path / "merged" / "model.safetensors")
-    expected = theirs.state_dict()
-    for name, there in (
-        ("layers.3.mlp.down", "mlp.down_proj"),
-        ("layers.3.attention.query", "self_attn.q_proj"),
-    ):
-        ours_now = found[f"model.layers.3.{there}.weight"]
-        within([apart(ours_now, expected[f"{name}.weight"])], EXACT)
-    assert not torch.equal(
-        found["model.layers.3.mlp.down_proj.weight"],
-        load_file(tmp_path / "base.safetensors")["layers.3.mlp.down.weight"],
-    )
+def test_adapters_belong_to_the_weights_that_they_were_trained_on(tmp_path: Path) -> None:
+    config, trained, base = adapted(LLAMA, ["*.query", "*.down"], [], tmp_path)
+    checkpoint = tmp_path / "step"
+    read_back(config, checkpoint, logits(trained), base, tmp_path)
     # The base weights have been replaced since the training.
     save_file({"a": torch.zeros(1)}, tmp_path / "base.safetensors")
     with pytest.raises(StorageError, match="other weights"):
@@ -198,7 +159,20 @@ def test_merged_adapters_are_those_of_peft(tmp_path: Path) -> None:
 
 def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
     """A frozen adapter is in the checkpoint; other frozen parameters are those of the base."""
-    config, checkpoint = _lora(tmp_path, freeze=["layers.1.*", "norm.*"])
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(1)
+    file, checkpoint = tmp_path / "base.safetensors", tmp_path / "step-00000001"
+    save_file(instantiate("model", LLAMA).state_dict(), file)
+    config = Config(model=LLAMA, precision=FP64)
+    config.optimizer.groups = Values([{"match": ["layers.1.*", "norm.*"], "freeze": True}])
+    lora = config.train.lora
+    lora.match, lora.also, lora.rank = ["*.query", "*.down"], ["head.*", "norm.*"], 4
+    start = config.checkpoint
+    start.init_from, start.init_digest = str(file), find_weights(file).digest()
+    given = {"match": tuple(lora.match), "also": tuple(lora.also), "rank": 4}
+    keys = (*ZERO3, ("optimizer.groups", config.optimizer.groups))
+    keys += tuple((f"train.lora.{key}", value) for key, value in given.items())
+    run_ranks(save, 2, LLAMA, keys, tmp_path, start.init_digest)
     model = trained_model(ModelSections.of(config), checkpoint)
     base = load_file(tmp_path / "base.safetensors")
     saved = TensorReader(checkpoint).saved
@@ -214,25 +188,6 @@ def test_adapters_and_others_that_are_frozen(tmp_path: Path) -> None:
     down = model.get_submodule("layers.1.mlp.down")
     assert isinstance(down, Adapted)
     within([apart(change, down.change().detach())], EXACT)
-
-
-@pytest.mark.slow
-def test_a_model_of_transformers_keeps_its_layout(tmp_path: Path) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48}
-    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    inner = {"_target_": "transformers.LlamaConfig", "tie_word_embeddings": True, **sizes}
-    node = {"_target_": "transformers.LlamaForCausalLM", "config": inner}
-    run_ranks(save, 2, node, ZERO3 + FP32, tmp_path, "")
-    config, checkpoint = Config(model=node), tmp_path / "step-00000001"
-    assert export(config, checkpoint, tmp_path / "out", dtype="bf16").kind == "Hugging Face"
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
-    assert theirs.dtype == torch.bfloat16
-    ours = trained_model(ModelSections.of(config), checkpoint)
-    for name, value in theirs.state_dict().items():
-        assert torch.equal(value, ours.state_dict()[name].bfloat16()), name
-    with pytest.raises(ConfigError, match="the run has no adapters"):
-        Exporter(ModelSections.of(config), checkpoint, merge=True)
 
 
 @pytest.mark.parametrize(("name", "of_head"), [("hf llama", True), ("hf gpt2", False)])

@@ -14,15 +14,12 @@ A folder from which nothing is imported (headers, icons, web pages), and one of 
 it is: the copy has a link to it. Half of the files of an environment are in such folders.
 """
 
-import grp
 import io
 import os
-import pwd
 import stat
 import sys
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -241,7 +238,6 @@ def _member(full: Path, name: str, facts: os.stat_result, is_link: bool) -> tarf
     member = tarfile.TarInfo(name)
     member.mode, member.mtime = facts.st_mode, facts.st_mtime
     member.type = _TYPES[stat.S_IFMT(facts.st_mode)]
-    member.uname, member.gname = _user_name(facts.st_uid), _group_name(facts.st_gid)
     if member.isreg():
         member.size = facts.st_size
     elif member.isdir():
@@ -251,20 +247,6 @@ def _member(full: Path, name: str, facts: os.stat_result, is_link: bool) -> tarf
     else:
         member.linkname = _target(full, name)
     return member
-
-
-@cache
-def _user_name(uid: int) -> str:
-    with suppress(KeyError):
-        return pwd.getpwuid(uid)[0]
-    return ""
-
-
-@cache
-def _group_name(gid: int) -> str:
-    with suppress(KeyError):
-        return grp.getgrgid(gid)[0]
-    return ""
 
 
 def _target(link: Path, name: str) -> str:

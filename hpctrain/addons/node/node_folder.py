@@ -18,13 +18,16 @@ the boot id of the machine: what was written before a crash of the machine may b
 import fcntl
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from hpctrain.base.errors import StorageError
 from hpctrain.base.files.disk import private_folder
+from hpctrain.base.files.lock import file_lock, is_at
 from hpctrain.base.files.mounts import kind_of
+from hpctrain.base.forks import keep_private
 from hpctrain.base.processes import cgroup
 from hpctrain.data.places.origin import digest_of
 from hpctrain.data.shards.index import Shard
@@ -32,7 +35,7 @@ from hpctrain.data.shards.index import Shard
 _PART = ".part"
 _LOCK, _ROOM = "lock", "room"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAP_S = 0.02  # between two looks at a lock
 
 
 class NodeFolder:
@@ -47,7 +50,6 @@ class NodeFolder:
         kind = kind_of(base)
         if kind == "network":
             raise StorageError(f"{base} is on a network file system, not of this node")
-        self._files: set[int] = set()  # open and locked, by any thread
         try:
             ours = f"hpctrain-stage-{os.geteuid()}-"
             job = os.environ.get("SLURM_JOB_ID", "local")
@@ -57,6 +59,7 @@ class NodeFolder:
                 if other != self.folder:
                     _remove_if_dead(other)
             self._lock = _locked(self.folder)
+            keep_private(self._lock)
             staged, free = self._bytes(), max(0, free_bytes(base))
         except OSError as error:
             raise StorageError(f"{base}: {error.strerror}") from None
@@ -81,42 +84,22 @@ class NodeFolder:
 
         It waits for another thread or process that is copying the shard.
         """
+        if self.is_there(shard):
+            return True
         part = self.folder / f"{digest_of(shard)}{_PART}"
-        while not self.is_there(shard):
-            with self._locked_file(part) as descriptor:
-                if not _is_at(descriptor, part):
-                    continue  # whoever had the lock has finished the copy, or has given up
-                if self.is_there(shard):  # it was finished before this `.part` was made
-                    part.unlink()
-                elif not self._copied(descriptor, part, shard, copy):
-                    return False
-        return True
+        with file_lock(part, _nap) as descriptor:
+            if self.is_there(shard):  # whoever had the lock has finished the copy
+                part.unlink()
+                return True
+            return self._copied(descriptor, part, shard, copy)
 
     def close(self) -> None:
         """Let the folder go, and remove it if no other process uses it."""
         if self._lock >= 0:
             with suppress(OSError):
                 _remove(self.folder, self._lock)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Close what is open and nothing else. In a forked child, the parent keeps its locks."""
-        for descriptor in {self._lock, *self._files} - {-1}:
-            os.close(descriptor)
+            os.close(self._lock)
         self._lock = -1
-
-    @contextmanager
-    def _locked_file(self, path: Path) -> Iterator[int]:
-        """Open a file, which is made if it is not there, and wait for its lock."""
-        descriptor = os.open(path, _FLAGS, 0o600)
-        self._files.add(descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield descriptor
-        finally:
-            self._files.discard(descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a fork has a descriptor of the same lock
-            os.close(descriptor)
 
     def _copied(
         self, descriptor: int, part: Path, shard: Shard, copy: Callable[[int], None]
@@ -125,7 +108,7 @@ class NodeFolder:
         try:
             if found := self._reserve(descriptor, shard.bytes):
                 copy(descriptor)
-                with self._locked_file(self.folder / _ROOM):  # who counts meanwhile would miss it
+                with file_lock(self.folder / _ROOM, _nap):  # who counts meanwhile would miss it
                     part.replace(self.path(shard))
         finally:
             part.unlink(missing_ok=True)
@@ -133,9 +116,9 @@ class NodeFolder:
 
     def _reserve(self, descriptor: int, size: int) -> bool:
         """Make a file as large as the shard, if there is room."""
-        if not _is_at(self._lock, self.folder / _LOCK):
+        if not is_at(self._lock, self.folder / _LOCK):
             raise FileNotFoundError(2, "the staging folder was emptied")
-        with self._locked_file(self.folder / _ROOM):  # one process at a time counts
+        with file_lock(self.folder / _ROOM, _nap):  # one process at a time counts
             os.ftruncate(descriptor, 0)  # of a process that died
             if self._bytes() + size > self.budget_bytes or size > free_bytes(self.folder):
                 return False
@@ -162,9 +145,9 @@ def _locked(folder: Path) -> int:
                 f"{stat.S_IMODE(info.st_mode):o}; expected {os.geteuid()}, 700)"
             )
         with suppress(FileNotFoundError):  # it has just been removed
-            lock = os.open(folder / _LOCK, _FLAGS, 0o600)
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             fcntl.flock(lock, fcntl.LOCK_SH)  # waits for a process that is removing the folder
-            if _is_at(lock, folder / _LOCK):
+            if is_at(lock, folder / _LOCK):
                 return lock
             os.close(lock)
 
@@ -172,7 +155,7 @@ def _locked(folder: Path) -> int:
 def _remove_if_dead(folder: Path) -> None:
     """Remove the folder of a job if none of its processes lives."""
     with suppress(OSError):
-        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         try:
             _remove(folder, lock)
         finally:
@@ -182,7 +165,7 @@ def _remove_if_dead(folder: Path) -> None:
 def _remove(folder: Path, lock: int) -> None:
     """Remove a folder whose lock only `lock` holds; a BlockingIOError if others hold it, too."""
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if not _is_at(lock, folder / _LOCK):
+    if not is_at(lock, folder / _LOCK):
         return  # another process was faster
     # Under another name, because a process that begins now makes the folder anew.
     gone = folder.with_name(f"{folder.name}-{os.getpid()}")
@@ -192,12 +175,8 @@ def _remove(folder: Path, lock: int) -> None:
     gone.rmdir()
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Return whether an open file has this path, still."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), path.lstat())
-    except FileNotFoundError:
-        return False
+def _nap() -> None:
+    time.sleep(_NAP_S)
 
 
 def _check_base(base: Path) -> None:

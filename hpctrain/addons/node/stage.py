@@ -58,8 +58,7 @@ class Stage(PerProcess):
         return Stage, self._arguments
 
     def _begin(self) -> None:
-        if "_node" in vars(self) and self._node is not None:
-            self._node.abandon()  # in a fork, its threads and locks are the parent's
+        # In a fork, the threads and the locks of what was open are the parent's.
         self._node: NodeFolder | None = None
         self._changed = threading.Condition()  # guards all attributes below
         self._planned: deque[Shard] = deque()  # to copy ahead

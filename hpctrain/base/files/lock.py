@@ -35,7 +35,7 @@ def file_lock(path: Path, wait: Callable[[], None], parts: int = 1) -> Iterator[
         fd = open_lock(path, os.O_RDWR | os.O_CREAT, parts)
         try:
             take(fd, path, wait)
-            if _is_same(fd, path):
+            if is_at(fd, path):
                 keep_private(fd)
                 yield fd
                 return
@@ -119,7 +119,8 @@ def take(fd: int, path: Path, wait: Callable[[], None]) -> None:
 _without = set[int]()
 
 
-def _is_same(fd: int, path: Path) -> bool:
+def is_at(fd: int, path: Path) -> bool:
+    """Return whether an open file has this path, still."""
     try:
         return os.path.samestat(os.fstat(fd), path.lstat())
     except FileNotFoundError:

@@ -39,7 +39,6 @@ from hpctrain.engine.parallel.wrappers.parallel_model import ParallelModel
 from hpctrain.engine.tasks.task import SplitTask, Task
 from hpctrain.insight.estimates.hardware import peak_of
 from hpctrain.insight.flops.identical_blocks import measured_by_block
-from hpctrain.models.experts import used_evenly
 
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm refuses a single value
@@ -107,7 +106,7 @@ def _counted(model: nn.Module, task: Task, batch: Batch, tokens: int) -> Flops:
         return forward.get_total_flops(), backward.get_total_flops()
 
     try:
-        with dry_run(model), used_evenly(model):
+        with dry_run(model):
             model.train()
             first, second = measured_by_block(model, measure)
     finally:

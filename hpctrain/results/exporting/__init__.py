@@ -1,1 +1,1 @@
-"""What `export` writes: weights, programs and tables, in the layouts of other libraries."""
+"""What `export` writes: weights, in the layouts of other libraries."""

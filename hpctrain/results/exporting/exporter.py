@@ -31,7 +31,7 @@ from hpctrain.engine.layers.lora import Adapted, is_adapter
 from hpctrain.engine.layers.ties import ties
 from hpctrain.engine.parallel.precision import DTYPES, default_dtype
 from hpctrain.engine.parallel.preparing.whole_model import with_adapters
-from hpctrain.results.exporting.layouts import ExportedTensor, ExportLayout, layout_of, peft_format
+from hpctrain.results.exporting.layouts import ExportLayout, layout_of, peft_format
 from hpctrain.results.trained_model import check_base
 from hpctrain.runs.checkpoints.manifest import Manifest
 from hpctrain.runs.checkpoints.matching import renames
@@ -89,7 +89,7 @@ class Exporter:
             )
         if merge:
             _ = self._base  # read now, since it may be gone
-        self._layout, self._adapter_config = self._chosen_layout()
+        self._layout = self._chosen_layout()
 
     def write(self, folder: Path, shard_bytes: int, shown: Callable[[str], None]) -> Exported:
         """Write the files into an empty folder; `shown` is called with each name, beforehand.
@@ -99,30 +99,30 @@ class Exporter:
         layout = self._layout
         # peft reads adapters from one file.
         limit = math.inf if self._only_adapters else shard_bytes
-        groups = list(self._grouped(layout.pieces, limit))
+        groups = list(self._grouped(limit))
         stem = "adapter_model" if self._only_adapters else "model"
         names = [f"{stem}.safetensors"]
         if (count := len(groups)) > 1:
             names = [f"{stem}-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
         places: dict[str, str] = {}
         total = 0
-        for name, pieces in zip(names, groups, strict=True):
+        for name, group in zip(names, groups, strict=True):
             shown(name)
-            total += self._write_file(folder / name, pieces)
-            places |= {piece.name: name for piece in pieces}
+            total += self._write_file(folder / name, group)
+            places |= dict.fromkeys(group, name)
         if len(names) > 1:
             index = {"metadata": {"total_size": total}, "weight_map": places}
             _write(folder / f"{stem}.safetensors.index.json", index)
         if self._only_adapters:
-            _write(folder / "adapter_config.json", self._adapter_config)
+            _write(folder / "adapter_config.json", layout.config)
         elif layout.config is not None:
             _write(folder / "config.json", layout.config | {"dtype": dtype_name(self._float)})
         _write(folder / "hpctrain.json", self._origin())
         return Exported(names, total, layout.kind)
 
-    def _write_file(self, path: Path, pieces: list[ExportedTensor]) -> int:
+    def _write_file(self, path: Path, sources: Mapping[str, str]) -> int:
         """Write one file, and return the bytes of its tensors, which are gone afterwards."""
-        tensors = {p.name: self._weight(p.source).to(self._dtype(p.source)) for p in pieces}
+        tensors = {name: self._weight(own).to(self._dtype(own)) for name, own in sources.items()}
         try:
             save_file(tensors, path, {"format": "pt"})
             sync(path)
@@ -130,15 +130,13 @@ class Exporter:
             raise StorageError(f"{path}: cannot be written ({error})") from error
         return sum(value.nbytes for value in tensors.values())
 
-    def _chosen_layout(self) -> tuple[ExportLayout, dict[str, Any]]:
-        """Return how the tensors are written, and the config of adapters that are not merged."""
+    def _chosen_layout(self) -> ExportLayout:
         if self._only_adapters:
             lora, start = self._sections.lora, self._sections.start
-            pieces, adapters = peft_format(self._model, self._saved.shapes, lora, start.init_from)
-            return ExportLayout(pieces, None, "adapters of peft"), adapters
+            return peft_format(self._model, self._saved.shapes, lora, start.init_from)
         self._refuse_parted()
         names = [n for n in self._own if not is_adapter(n) and self._same.get(n, [n])[0] == n]
-        return layout_of(self._model, names), {}
+        return layout_of(self._model, names)
 
     def _refuse_parted(self) -> None:
         """Refuse to merge an adapter with a parameter that another module has as well."""
@@ -152,18 +150,15 @@ class Exporter:
                     "adapters alone, without --merge"
                 )
 
-    def _grouped(
-        self, pieces: list[ExportedTensor], limit: float
-    ) -> Iterator[list[ExportedTensor]]:
-        group: list[ExportedTensor] = []
-        size = 0
-        for piece in pieces:
-            shape, dtype = self._own[piece.source].shape, self._dtype(piece.source)
-            nbytes = math.prod(shape) * dtype.itemsize
+    def _grouped(self, limit: float) -> Iterator[dict[str, str]]:
+        """Yield the tensors of each file, with the weights that they are."""
+        group, size = dict[str, str](), 0
+        for name, own in self._layout.sources.items():
+            nbytes = self._own[own].numel() * self._dtype(own).itemsize
             if group and size + nbytes > limit:
                 yield group
-                group, size = [], 0
-            group.append(piece)
+                group, size = {}, 0
+            group[name] = own
             size += nbytes
         yield group
 
@@ -172,7 +167,7 @@ class Exporter:
         like = self._own[name]
         own = DTYPES[self._sections.precision.params]
         target = torch.empty(like.shape, dtype=own if like.is_floating_point() else like.dtype)
-        if not self._load(self._saved, name, target):
+        if not self._load(name, target):
             weights, stored = self._base if self._sections.lora.patterns else (None, {})
             there = next((stored[n] for n in self._names(name) if n in stored), None)
             if weights is None or there is None:
@@ -183,7 +178,7 @@ class Exporter:
         if self._merge and key == "weight" and isinstance(layer, Adapted):
             for part in ("lora_A", "lora_B"):
                 value = torch.empty(getattr(layer, part).shape, dtype=own)
-                self._load(self._saved, f"{module}.{part}", value)
+                self._load(f"{module}.{part}", value)
                 setattr(layer, part, nn.Parameter(value, requires_grad=False))
             if self._sections.lora.quantize:
                 # The adapters were trained beside these weights.
@@ -191,10 +186,9 @@ class Exporter:
             target = (wide(target) + layer.change()).to(own)
         return target
 
-    def _load(self, weights: StoredWeights, name: str, target: torch.Tensor) -> bool:
+    def _load(self, name: str, target: torch.Tensor) -> bool:
         """Load a weight of the checkpoint; return whether it is there, under any of its names."""
-        kept = [weights] if self._average is None else [self._average, weights]
-        for each in kept:
+        for each in filter(None, (self._average, self._saved)):
             for other in self._names(name):
                 if other in each.shapes:
                     if each.shapes[other] != tuple(target.shape):

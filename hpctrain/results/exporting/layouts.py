@@ -9,7 +9,7 @@ adapters (LoRA)               those of peft, and its adapter_config.json:
 
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,18 +39,10 @@ _LLAMA = {
 
 
 @dataclass(frozen=True)
-class ExportedTensor:
-    """A tensor of an exported file."""
-
-    name: str  # its name there
-    source: str  # the weight of the model that it is
-
-
-@dataclass(frozen=True)
 class ExportLayout:
     """How a model is written."""
 
-    pieces: list[ExportedTensor]  # the tensors, in the order of the files
+    sources: dict[str, str]  # the weight of the model that each tensor is, in their order
     config: dict[str, Any] | None  # the content of config.json; None if the model has none
     kind: str  # what it is called in messages
 
@@ -58,13 +50,14 @@ class ExportLayout:
 def layout_of(model: nn.Module, names: list[str]) -> ExportLayout:
     """Return the layout of a model, possibly on the meta device."""
     transformers: Any = sys.modules.get("transformers")
+    same = {name: name for name in names}
     if transformers is not None and isinstance(model, transformers.PreTrainedModel):
         config = model.config.to_dict() | {"architectures": [type(model).__name__]}
-        return ExportLayout([ExportedTensor(name, name) for name in names], config, "Hugging Face")
+        return ExportLayout(same, config, "Hugging Face")
     if type(model) is Transformer and _is_llama(model):
         config = _llama_config(model) | {"tie_word_embeddings": "head.weight" not in names}
-        return ExportLayout([*_pieces(names)], config, "Llama of Hugging Face")
-    return ExportLayout([ExportedTensor(name, name) for name in names], None, "its own names")
+        return ExportLayout({_of_llama(n): n for n in names}, config, "Llama of Hugging Face")
+    return ExportLayout(same, None, "its own names")
 
 
 def _is_llama(model: Transformer) -> bool:
@@ -77,15 +70,14 @@ def _is_llama(model: Transformer) -> bool:
     )
 
 
-def _pieces(names: list[str]) -> Iterator[ExportedTensor]:
-    """Yield the tensors under the names of Hugging Face for the modules."""
-    for name in names:
-        module, _, key = name.rpartition(".")
-        place = ""
-        if name.startswith("layers."):
-            _, number, module = module.split(".", 2)
-            place = f"{_LLAMA['layers']}.{number}."
-        yield ExportedTensor(f"{place}{_LLAMA[module]}.{key}", name)
+def _of_llama(name: str) -> str:
+    """Return the name of Hugging Face for a weight."""
+    module, _, key = name.rpartition(".")
+    place = ""
+    if name.startswith("layers."):
+        _, number, module = module.split(".", 2)
+        place = f"{_LLAMA['layers']}.{number}."
+    return f"{place}{_LLAMA[module]}.{key}"
 
 
 def _llama_config(model: Transformer) -> dict[str, Any]:
@@ -111,8 +103,8 @@ def _llama_config(model: Transformer) -> dict[str, Any]:
 
 def peft_format(
     model: nn.Module, saved: Iterable[str], lora: LoRAConfig, base: str | None
-) -> tuple[list[ExportedTensor], dict[str, Any]]:
-    """Return how the adapters of a checkpoint are written, and the content of adapter_config.json.
+) -> ExportLayout:
+    """Return how the adapters of a checkpoint are written, with the content of adapter_config.json.
 
     The model, possibly on the meta device, has its adapters, and `base` is where the other weights
     are from. A layer with an adapter that stands in several places is a ConfigError: peft cannot
@@ -140,7 +132,8 @@ def peft_format(
     }
     # What is no adapter is a buffer, such as the mean of a batch norm.
     there = {name: f"{name}.weight" if is_adapter(name) else name for name in saved}
-    return [ExportedTensor(f"base_model.model.{name}", own) for own, name in there.items()], config
+    sources = {f"base_model.model.{name}": own for own, name in there.items()}
+    return ExportLayout(sources, config, "adapters of peft")
 
 
 def _check_places(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

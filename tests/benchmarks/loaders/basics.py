@@ -1,19 +1,18 @@
-"""Defines the loaders without a peer package: bare loops, np.memmap, h5py and hpctrain's own."""
+"""Defines the loaders without a peer package: a bare loop, np.memmap and hpctrain's own."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import h5py
-import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
 from hpctrain.config.schema import DataConfig
 from hpctrain.data.loading.loader import Loader
 from hpctrain.data.samplers.block_order import BlockOrder
 from hpctrain.data.samplers.order import Order, Sampler
 from hpctrain.data.sources.reader import Reader
-from tests.benchmarks.loaders.competitor import Competitor, MapStyle, Stateful
+from tests.benchmarks.loaders.competitor import Competitor, Shuffle, Stateful
 from tests.benchmarks.loaders.works import Batch, Work, tensor
 from tests.written import write_shards
 
@@ -37,11 +36,23 @@ class NumpyGather(Competitor):
         return {name: tensor(array[rows.numpy()]) for name, array in self.arrays.items()}
 
 
-class Memmap(MapStyle):
+class Memmap(Competitor):
     """np.memmap in torch's DataLoader, with one fancy index for each batch."""
 
-    def dataset(self, work: Work, folder: Path) -> Any:
-        return _Memmap(work, folder.parent)
+    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
+        self.loader = DataLoader(
+            _Memmap(work, folder.parent),
+            batch_size=work.batch,
+            sampler=Shuffle(work.count, (state or 0) * work.batch),
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            collate_fn=_whole,  # a bound method would keep the workers alive
+        )
+
+
+def _whole(batch: Batch) -> Batch:
+    return batch
 
 
 class _Memmap:
@@ -53,38 +64,6 @@ class _Memmap:
 
     def __getitems__(self, rows: list[int]) -> Batch:
         return {name: tensor(array[rows]) for name, array in self.arrays.items()}
-
-
-class H5pyBatches(MapStyle):
-    """h5py in torch's DataLoader with one fancy index, of ascending rows, for each batch."""
-
-    @classmethod
-    def write(cls, work: Work, folder: Path) -> None:
-        with h5py.File(folder / "data.h5", "w") as file:
-            for name, array in work.arrays(folder.parent).items():
-                file.create_dataset(name, data=array)
-
-    def dataset(self, work: Work, folder: Path) -> Any:
-        return _H5pyBatches(work, folder)
-
-
-class _H5pyBatches:
-    def __init__(self, work: Work, folder: Path) -> None:
-        self.work, self.path = work, folder / "data.h5"
-        self.file: h5py.File | None = None
-
-    def __len__(self) -> int:
-        return self.work.count
-
-    def datasets(self) -> dict[str, h5py.Dataset]:
-        if self.file is None:  # opened in the worker process, not before the fork
-            self.file = h5py.File(self.path, "r")
-            self.opened = {name: self.file[name] for name in self.work.fields}
-        return self.opened
-
-    def __getitems__(self, rows: list[int]) -> Batch:
-        ascending, back = np.unique(rows, return_inverse=True)
-        return {name: tensor(data[ascending][back]) for name, data in self.datasets().items()}
 
 
 class Hpctrain(Stateful):

@@ -1,11 +1,11 @@
-"""Defines the interface of a measured loader, and a base class for torch's DataLoader."""
+"""Defines the interface of a measured loader, and a sampler for torch's DataLoader."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import Sampler
 
 from tests.benchmarks.loaders.works import Batch, Work
 
@@ -71,32 +71,3 @@ class Shuffle(Sampler[int]):
         order = torch.randperm(self.count, generator=generator).tolist()
         start, self.start, self.epoch = self.start, 0, self.epoch + 1
         return iter(order[start:])
-
-
-class MapStyle(Competitor):
-    """A map-style dataset in torch's DataLoader. If it has __getitems__, that returns a batch."""
-
-    def __init__(self, work: Work, folder: Path, workers: int = 0, state: Any = None) -> None:
-        self.loader = DataLoader(
-            self.dataset(work, folder),
-            batch_size=work.batch,
-            sampler=Shuffle(work.count, (state or 0) * work.batch),
-            drop_last=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            collate_fn=self.collate(),
-        )
-
-    def dataset(self, work: Work, folder: Path) -> Any:
-        raise NotImplementedError
-
-    def collate(self) -> Callable[[Any], Batch]:
-        """Return the collate function.
-
-        It must not be a bound method: the reference cycle would keep the workers alive.
-        """
-        return _whole
-
-
-def _whole(batch: Batch) -> Batch:
-    return batch

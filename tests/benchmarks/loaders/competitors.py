@@ -13,7 +13,6 @@ COMPETITORS: dict[str, type[Competitor]] = {
     OURS: basics.Hpctrain,
     BLOCK: basics.HpctrainBlock,
     MEMMAP: basics.Memmap,
-    "h5py, fancy index by batch": basics.H5pyBatches,
     "webdataset": peers.Webdataset,
     "mosaicml-streaming": peers.Streaming,
 }

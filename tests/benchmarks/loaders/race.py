@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.benchmarks.loaders.competitors import BLOCK, COMPETITORS
-from tests.benchmarks.loaders.disk import limited
 from tests.benchmarks.loaders.environments import python_with
 from tests.benchmarks.loaders.works import COLD, WORKS, Work
 
 ROOT = Path(__file__).parents[3]
 TRIES = 20  # to drop a file from the page cache, 0.1 s apart
-SLOW_DISK = 400 * 10**6  # bytes/s, slower than the slowest disks of virtual machines
 
 
 @dataclass
@@ -35,8 +33,6 @@ class Row:
     check: dict[str, Any] = field(default_factory=dict)
     cold_mb_s: list[float] = field(default_factory=list)
     dd_mb_s: list[float] = field(default_factory=list)
-    limited_cold_mb_s: list[float] = field(default_factory=list)  # on a disk slowed to SLOW_DISK
-    limited_dd_mb_s: list[float] = field(default_factory=list)
     error: str = ""
 
 
@@ -172,27 +168,21 @@ class _Run:
                 row.error = str(error)
 
     def cold(self, rounds: int) -> None:
-        """Measure an epoch of block shuffle from the disk, beside dd; then at SLOW_DISK bytes/s."""
+        """Measure an epoch of block shuffle from the disk, beside dd."""
         row = self.rows[BLOCK]
         if row.error or BLOCK not in self.entrants:
             return
         root, entrant = self.folder / "cold", self.entrants[BLOCK]
         COLD[self.work.name].write(root)
-        processes = [os.getpid(), entrant.process.pid]
         try:
             entrant.ask("write", work=self.work.name, root=str(root), cold=True)
             shards = sorted((root / COMPETITORS[BLOCK].__name__).glob("*.h5"))
             for number in range(rounds):
-                self._cold(number, shards, row.dd_mb_s, row.cold_mb_s)
-            with limited(self.folder, SLOW_DISK, processes) as possible:
-                for number in range(min(rounds, 3) if possible else 0):
-                    self._cold(number, shards, row.limited_dd_mb_s, row.limited_cold_mb_s)
+                self._cold(number, shards, row)
         except Failed as error:
             row.error = f"cold: {error}"
 
-    def _cold(
-        self, number: int, shards: list[Path], dd_mb_s: list[float], cold_mb_s: list[float]
-    ) -> None:
+    def _cold(self, number: int, shards: list[Path], row: Row) -> None:
         """Measure dd and an epoch of block shuffle; the order of the two changes in every round.
 
         The second one may be faster, because it gets memory that was freed just before.
@@ -209,7 +199,7 @@ class _Run:
             found: float = self.entrants[BLOCK].ask("speed", epochs=1)
             return found
 
-        turns = [(dd_mb_s, dd), (cold_mb_s, epoch)]
+        turns = [(row.dd_mb_s, dd), (row.cold_mb_s, epoch)]
         for speeds, measure in reversed(turns) if number % 2 else turns:
             _forget(shards)
             speeds.append(measure())

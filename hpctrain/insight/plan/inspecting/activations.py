@@ -42,7 +42,6 @@ from hpctrain.engine.parallel.setup import Build
 from hpctrain.insight.flops.flops import tokens_of
 from hpctrain.insight.flops.identical_blocks import measured_by_block
 from hpctrain.insight.plan.inspecting.model_facts import explained
-from hpctrain.models.experts import used_evenly
 
 log = logging.getLogger(__name__)
 _ROWS = 2  # a batch norm needs two, and transformers looks for documents in a single row
@@ -120,7 +119,7 @@ class MeasuredActivations:
                 return self._step(model, rows)
 
         try:
-            with explained(self._called, _NEED_VALUES), used_evenly(model):
+            with explained(self._called, _NEED_VALUES):
                 return _per_sample(model, step, self._tokens)
         except _NEED_VALUES as error:
             log.info("activations cannot be measured: %s", error)

@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
+from data_prep.formats.arrays.array_base import Stored, Where, choose
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.hdf5_storage import (
     Written,
@@ -19,63 +19,36 @@ from data_prep.formats.hdf5.hdf5_storage import (
 )
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunks import plugins
-from hpctrain.data.shards.types import Array
 
 _LISTED = 10_000  # names that are looked at when a file is described
 
 
-def open_hdf5(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
+def open_hdf5(where: Where, opened: ExitStack) -> Stored:
     """Open an array in an HDF5 file; see `open_array`."""
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
     # Walk to the given name: the list of names does not show what links lead to.
     found = object_at(where, file, where.key) if where.key else None
     if found is None:
         if (value := _attribute(file, where)) is not None:
-            return _Held(where, np.asarray(value), axis)
+            array = np.asarray(value)
+            return Stored(array.dtype, array.shape, lambda: array)
         found = object_at(where, file, choose(where, names_of(file)))
     if problem := of_another_program(found):
         raise DataError(f"{where} {problem}")
-    return _HDF5Array(where, check_dataset(where, found), axis)
-
-
-class _Held(ArrayFile):
-    """An attribute, which is in memory."""
-
-    def __init__(self, where: Where, array: Array, axis: int | None) -> None:
-        super().__init__(where, array.dtype, array.shape, axis)
-        self._array = array
-
-    def _rows(self, start: int, stop: int) -> Array:
-        return self._cut(self._array, start, stop)
-
-
-class _HDF5Array(ArrayFile):
-    """A dataset in an HDF5 file."""
-
-    def __init__(self, where: Where, dataset: h5py.Dataset, axis: int | None) -> None:
-        try:
-            plugins()  # Blosc, Zstd, LZ4, …
-        except ImportError:
-            self.hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._dataset, self._written = dataset, Written(dataset)
-        self.filled = self._written.filled
-        shape = dataset.shape
-        if shape is None:
-            raise DataError(f"{where} has no shape and no values (a null dataspace)")
-        if (dtype := _type_of(dataset)) is None:
-            raise DataError(f"{where} has a type that NumPy does not have; store numbers")
-        if h5py.check_string_dtype(dtype):
-            dtype = np.dtypes.StringDType()
-        super().__init__(where, dtype, shape, axis, chunks=dataset.chunks)
-
-    def _unwritten(self) -> str:
-        return never_written(self._written.unwritten(self.axis), self._rows_shape[0])
-
-    def _rows(self, start: int, stop: int) -> Array:
-        # Before reading: afterwards, HDF5 finds each chunk in its cache.
-        if problem := self._written.problem(start, stop, self.axis):
-            raise DataError(f"{self.where} {problem}")
-        return self._cut(self._dataset, start, stop)
+    dataset, hint = check_dataset(where, found), ""
+    try:
+        plugins()  # Blosc, Zstd, LZ4, …
+    except ImportError:
+        hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
+    if dataset.shape is None:
+        raise DataError(f"{where} has no shape and no values (a null dataspace)")
+    if (dtype := _type_of(dataset)) is None:
+        raise DataError(f"{where} has a type that NumPy does not have; store numbers")
+    if h5py.check_string_dtype(dtype):
+        dtype = np.dtypes.StringDType()
+    written = Written(dataset)
+    how: Any = {"chunks": dataset.chunks, "written": written, "hint": hint}
+    return Stored(dtype, dataset.shape, lambda: dataset, written.problem, **how)
 
 
 def matching(where: Where) -> tuple[list[groups.Match], list[str]]:

@@ -49,10 +49,9 @@ from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import ArrayColumn, ArrayPart, OpenColumn, open_parts
 from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
-from data_prep.formats.samples import is_name, text_of
+from data_prep.formats.samples import is_name
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, InputSource, Piece, SampleBlock, SourceFile
-from data_prep.writing.split import ByColumn
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import DTYPES
@@ -83,7 +82,6 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
 class _Arrays(InputSource):
     data: tuple[ArrayColumn, ...] = ()
     step: int = 1
-    column: str = ""
 
     def split_files(self) -> Iterator[str]:
         """Return the files of the first field."""
@@ -128,7 +126,6 @@ class _Arrays(InputSource):
         if len(kept):
             yield SampleBlock(
                 values,
-                column=self._splits(values),
                 file=part.where.path,
                 records=lambda sample: self._name(start + int(kept[sample])),
             )
@@ -136,12 +133,6 @@ class _Arrays(InputSource):
     def _name(self, row: int) -> str:
         part, number = self.data[0].place(row)
         return part.where.key if self.data[0].axis is None else f"row {number}"
-
-    def _splits(self, values: Mapping[str, Any]) -> list[str] | None:
-        """Return the text of each value of the field that names the splits."""
-        if not self.column:
-            return None
-        return [text_of(np.asarray(value)) for value in values[self.column]]
 
 
 def arrays(
@@ -171,8 +162,6 @@ def arrays(
         for note in filter(None, notes):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
-    by_value = [column.name for column in columns if is_name(fields[column.name])]
-    split = options.split.column if isinstance(options.split, ByColumn) else ""
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
     ends = list(ranges(total, max(1, options.shard_bytes // row_bytes)))
     return _Arrays(
@@ -191,9 +180,8 @@ def arrays(
             for c in columns
         },
         about={"fields": {column.name: _about(column) for column in columns}},
-        columns=by_value,
+        columns=[name for name, field in fields.items() if is_name(field)],
         data=tuple(columns),
-        column=split if split in by_value else "",
         step=max(1, BLOCK_BYTES // row_bytes),
     )
 

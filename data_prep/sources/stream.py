@@ -10,14 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import xxhash
 
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import (
-    SampleCollector,
-    Unusable,
-    fields_of,
-    fit_all,
-    is_name,
-    text_of,
-)
+from data_prep.formats.samples import SampleCollector, Unusable, fields_of, fit_all, is_name
 from data_prep.options import Options
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn
@@ -43,7 +36,7 @@ class Stream(InputSource):
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
     pixels: Pixels = field(default_factory=Pixels)  # how images become samples
     images: frozenset[str] = frozenset()  # the fields that are images
-    column: str = ""  # the field whose values name the splits, or `own`, or ""
+    named: bool = False  # whether the blocks have the names of the samples' splits
     # The piece that has the first sample, and digests of that one and some that follow it.
     begin: tuple[Any, Sequence[str]] = None, ()
 
@@ -55,8 +48,7 @@ class Stream(InputSource):
         """See `InputSource`."""
         file, inside = what
         begin = list(self.begin[1]) if what == self.begin[0] else []
-        by_field = self.column in self.fields and self.column != self.own
-        samples = SampleCollector(self.fields, file, keyed=self.keyed, columned=bool(self.column))
+        samples = SampleCollector(self.fields, file, keyed=self.keyed, columned=self.named)
         for record, decode, key in self.encoded(file, inside, reading):
             try:
                 values, split = decode()
@@ -72,8 +64,6 @@ class Stream(InputSource):
             except Unusable as error:
                 reading.bad(file, record, str(error))
                 continue
-            if by_field:
-                split = text_of(sample[self.column])
             samples.add(sample, record, key, split)
             if samples.full:
                 yield samples.take()
@@ -105,13 +95,13 @@ class Stream(InputSource):
                         if bool(name) == bool(split):  # `read` leaves out the others
                             begin.append(_digest(fit_all(values, fields)))
                 own = [self.own] if split else []
-                by = options.split.column if isinstance(options.split, ByColumn) else ""
+                by_field = isinstance(options.split, ByColumn) and options.split.column in fields
                 return replace(
                     self,
                     fields=fields,
                     own="".join(own),
                     columns=[*own, *(name for name, field in fields.items() if is_name(field))],
-                    column=by or "".join(own),
+                    named=bool(split) and not by_field,
                     begin=((file, inside), begin),
                 )
         raise DataError(f"{none}{problems.why()}")

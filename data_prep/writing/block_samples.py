@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.samples import text_of
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.sample_schema import check_batch
 from data_prep.writing.split import ByColumn, ByFile, Split
@@ -66,10 +67,9 @@ class BlockSamples:
     def splits(self, split: Split) -> tuple[Sequence[str], NDArray[np.intp]]:
         """Return the names of splits, and for each sample the number of its name, (n,)."""
         if isinstance(split, ByColumn):
-            column = self.block.column
-            assert column is not None  # `convert` has checked that the source has it
             names: dict[str, int] = {}
-            numbers = [names.setdefault(str(column[i]), len(names)) for i in self.which.tolist()]
+            texts = self._texts(split.column)
+            numbers = [names.setdefault(text, len(names)) for text in texts]
             return list(names), np.array(numbers, np.intp)
         if isinstance(split, ByFile):
             return [split.of_file(self.block.file)], np.zeros(len(self), np.intp)
@@ -81,9 +81,14 @@ class BlockSamples:
         """Return the key of each sample's group, by a field or by the column of the block, (n,)."""
         if name in self.rows:
             return hash_rows(self.rows[name])
+        return hash_keys(text.encode() for text in self._texts(name))
+
+    def _texts(self, name: str) -> list[str]:
+        """Return the value of each sample in the column of the block, or else in a field."""
         column = self.block.column
-        assert column is not None  # `convert` has checked that the source has it
-        return hash_keys(str(column[i]).encode() for i in self.which.tolist())
+        if column is None:
+            return [text_of(np.asarray(value)) for value in self.rows[name]]
+        return [str(column[i]) for i in self.which.tolist()]
 
     def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""

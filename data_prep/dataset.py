@@ -21,14 +21,12 @@ from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.reader import Reader
 
 
-class DataSet:
-    """A folder with an index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.index = Index.load(self.folder)
-        if problem := _damage(self.index):
-            raise DataError(f"{self.folder}/{index_file.FILE} is damaged: {problem}")
+def load(folder: Path) -> Index:
+    """Return the index of a data set."""
+    index = Index.load(folder)
+    if problem := _damage(index):
+        raise DataError(f"{folder}/{index_file.FILE} is damaged: {problem}")
+    return index
 
 
 def reader_of(folder: Path | str, fields: Mapping[str, Field], shards: Sequence[Shard]) -> Reader:

@@ -23,11 +23,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data_prep import processes
 from data_prep.formats.hdf5.foreign import FieldSource, described, look
-from data_prep.formats.hdf5.survey import Survey
+from data_prep.formats.hdf5.survey import survey
 from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
 from data_prep.writing.commit import PARTIAL, storage_error
@@ -38,7 +39,7 @@ from hpctrain.base.errors import ConfigError, DataError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
 from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.index import Index, Shard
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -86,28 +87,25 @@ def run(args: argparse.Namespace) -> None:
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
             "files' folder, or above (--out)"
         )
-    work = Survey(folder, paths, sources, counts, splits, schema)
+    shards = [
+        Shard(path, split, count, source.size, "")
+        for path, split, count, source in zip(paths, splits, counts, sources, strict=True)
+    ]
+    task, numbers = partial(survey, folder, schema, shards, sources), range(len(paths))
     nbytes = sum(source.size for source in sources)
     with ProgressBar(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
-        looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
-    found = [looked[number] for number in range(len(paths))]
+        found = dict(processes.run(task, numbers, workers, progress.advance))
+    looked = [found[number] for number in numbers]
     index = Index(
         fields=schema,
         shards=tuple(
-            each.shard
-            for name in dict.fromkeys(splits)
-            for each in found
-            if each.shard.split == name
+            shard for name in dict.fromkeys(splits) for shard, _ in looked if shard.split == name
         ),
-        statistics=statistics_of({each.shard.split: each.moments} for each in found),
+        statistics=statistics_of({shard.split: moments} for shard, moments in looked),
         provenance={
             **made_by(args.command_line),
             "options": {"statistics": True},
-            "source": {
-                "name": "index",
-                "files": len(found),
-                "bytes": sum(each.shard.bytes for each in found),
-            },
+            "source": {"name": "index", "files": len(paths), "bytes": nbytes},
             "fingerprint": fingerprint,
         },
     )

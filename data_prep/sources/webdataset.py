@@ -36,9 +36,10 @@ from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
 from hpctrain.base.errors import ConfigError, DataError
 
-IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
-NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
-KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
+IMAGES = sorted(suffix[1:] for suffix in SUFFIXES)
+KINDS = dict.fromkeys(IMAGES, "image")  # the kind of members by the end of their extension
+KINDS |= dict.fromkeys(("cls", "index"), "number")
+KINDS |= dict.fromkeys(("txt", "text", "transcript"), "text") | {"npy": "array"}
 
 ARGUMENTS = (
     f"""
@@ -68,12 +69,12 @@ class _WebDataset(Stream):
     keyed = True
     members: Mapping[str, _Member] = field(default_factory=dict)
 
-    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         extensions = frozenset(e for m in self.members.values() for e in m.extensions)
-        for key, parts in samples(file, extensions, reading):
+        for key, parts in samples(what, extensions, reading):
             name = key.encode("utf-8", "surrogateescape")
-            yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
+            yield Encoded(what, f"sample {key!r}", partial(self._values, parts), name)
 
     def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
         """Decode the members of a sample."""
@@ -108,7 +109,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     found = _WebDataset(
         name="webdataset",
         fields={},
-        pieces=[Piece((file.path, None), (file,), bytes=file.size) for file in files],
+        pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         pixels=pixels,
@@ -148,7 +149,8 @@ def _members(named: Sequence[str]) -> dict[str, _Member]:
         kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
         if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
             raise ConfigError(
-                f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: {KINDS}"
+                f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: "
+                f"{', '.join(KINDS)}, json:KEY, or any as EXT:bytes"
             )
         members[name] = _Member(tuple(ext for ext, _, _ in parts), kinds.pop())
     return members
@@ -156,11 +158,7 @@ def _members(named: Sequence[str]) -> dict[str, _Member]:
 
 def _kind(extension: str) -> str:
     """Return the kind of the members with this extension, or "" if it is not known."""
-    last = extension.rpartition(".")[2]
-    for kind, known in (("image", IMAGES), ("number", NUMBERS), ("text", TEXTS)):
-        if last in known:
-            return kind
-    return "array" if last == "npy" else ""
+    return KINDS.get(extension.rpartition(".")[2], "")
 
 
 def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
@@ -184,7 +182,7 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
         if problem:
             raise ConfigError(f"{tar}: {problem}: give every field, such as --field {cure}")
         # Other samples may have another image format.
-        others = sorted(IMAGES - {extension}) if kind == "image" else []
+        others = [image for image in IMAGES if image != extension] if kind == "image" else []
         members[name] = _Member((extension, *others), kind)
     return members
 

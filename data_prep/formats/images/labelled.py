@@ -15,7 +15,7 @@ import xxhash
 
 from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
-from data_prep.source import BadRecords, SourceFile
+from data_prep.source import BadRecords, SourceFile, readable
 from data_prep.writing.commit import PARTIAL
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
@@ -194,9 +194,8 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         raise DataError(f"{path}: a list of images is .csv")
     SourceFile.of(path)
     try:
-        yield from _csv(path, columns)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        with readable(path):
+            yield from _csv(path, columns)
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 

@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from data_prep.formats.files import FileRange
-from data_prep.formats.opening import GROWTH, OTHERS, open_parquet, parquet_rows
+from data_prep.formats.opening import GROWTH, OTHERS, kind_of, open_parquet, parquet_rows
 from data_prep.formats.tables.columns import plain
 from data_prep.formats.tables.csv_files import Csv, RowBatch, csv_rows, csv_schema
 from data_prep.source import SourceFile
@@ -23,10 +23,8 @@ PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.parquet")
 
 def format_of(path: str) -> str:
     """Return the format of a file by its ending: "csv" or "parquet"."""
-    name = PurePath(path)
-    packed = name.suffix in GROWTH
-    kind = _SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
-    if not kind or (packed and kind != "csv"):
+    kind, packing = kind_of(path, _SUFFIXES)
+    if not kind or (packing and kind != "csv"):
         raise ConfigError(f"{path}: table reads {', '.join(PATTERNS)}; for others, {OTHERS}")
     return kind
 

@@ -7,16 +7,16 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from data_prep.formats.files import FileRange, line_at, lines_of, ranges
-from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
+from data_prep.formats.opening import GROWTH, kind_of, open_parquet, opened, parquet_rows
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 MAX_DOCUMENT = 2**30
 _TOO_LONG = f"a document of more than {MAX_DOCUMENT // 2**30} GiB"
 _ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
@@ -44,8 +44,8 @@ class DocumentReader:
 
     def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[FileRange, int]]:
         """Cut a file into parts; yield each with the approximate bytes of its text."""
-        kind, packing = kind_of(file.path)
-        if self.column and kind == "text":
+        kind, packing = _kind_of(file.path)
+        if self.column and not kind:
             raise DataError(
                 f"{file.path} is text without columns; --split or --group goes by {self.column!r}"
             )
@@ -66,7 +66,7 @@ class DocumentReader:
 
     def read(self, part: FileRange, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
-        kind, _ = kind_of(part.path)
+        kind, _ = _kind_of(part.path)
         found = self._lines(part, kind) if self._by_line(kind) else _whole(part)
         for record, document in self._rows(part) if kind == "parquet" else found:
             if isinstance(document, str):
@@ -166,13 +166,9 @@ class DocumentReader:
         return paths.index(self.key)
 
 
-def kind_of(path: str) -> tuple[str, str]:
-    """Return a file's format ("text", "jsonl", "parquet") and packing (".gz", ".zst", "")."""
-    name = PurePath(path)
-    packing = name.suffix if name.suffix in GROWTH else ""
-    suffix = PurePath(name.stem).suffix if packing else name.suffix
-    kinds = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-    kind = kinds.get(suffix, "text")
+def _kind_of(path: str) -> tuple[str, str]:
+    """Return a file's format ("", which is text, "jsonl", "parquet") and packing."""
+    kind, packing = kind_of(path, _SUFFIXES)
     if kind == "parquet" and packing:
         raise ConfigError(f"{path}: Parquet is compressed inside; unpack the file")
     return kind, packing

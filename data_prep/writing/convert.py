@@ -102,7 +102,7 @@ def _do(converter: Converter, job: Conversion) -> None:
     try:
         if options.two_passes and todo:
             with _progress(source, range(total), options, "first pass: ") as progress:
-                choose(converter, job, progress.advance)
+                converter = choose(converter, job, progress.advance)
         task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
         with _progress(source, todo, options) as progress:
             for _ in processes.run(task, todo, options.workers, progress.advance, finish):

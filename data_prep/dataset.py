@@ -14,7 +14,7 @@ from data_prep.source import BLOCK_BYTES
 from data_prep.writing.moments import Moments
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards import index as index_file
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
@@ -71,10 +71,5 @@ def _damage(index: Index) -> str:
     """Return what is wrong with an index that could be parsed; "" if nothing is."""
     if not index.fields or not index.shards:
         return f"it lists no {'shards' if index.fields else 'fields'}"
-    for what, names in (("field", index.fields), ("split", index.splits)):
-        for name in names:
-            try:
-                check_name(name, what)
-            except DataError as error:
-                return str(error)
-    return ""
+    named = [*((name, "field") for name in index.fields), *((s, "split") for s in index.splits)]
+    return next(filter(None, (name_problem(*each) for each in named)), "")

@@ -57,6 +57,12 @@ def run(
         yield number, finish(number, task(number, progress))
 
 
+def results(task: Task, count: int, workers: int, progress: Progress) -> list[Any]:
+    """Do the tasks 0 to `count` - 1, and return their results in this order."""
+    found = dict(run(task, range(count), workers, progress))
+    return [found[number] for number in range(count)]
+
+
 def _run_in_processes(
     task: Task, numbers: Sequence[int], workers: int, progress: Progress, finish: Finish
 ) -> Iterator[tuple[int, Any]]:

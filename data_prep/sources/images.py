@@ -32,7 +32,7 @@ from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, Source
 from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 
 ARGUMENTS = (
     """
@@ -101,7 +101,8 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     if labels:
         names, found.labels = numbers(found)
     for name in set(found.column) if by_column else ():
-        check_name(name, "split")
+        if problem := name_problem(name, "split"):
+            raise DataError(problem)
     if ignored and not options.quiet:
         said = f"{len(ignored)} files are no images and are ignored, such as {ignored[0]!r}"
         print(said, file=sys.stderr)

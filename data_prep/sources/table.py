@@ -144,25 +144,16 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         schema, csv = _schema(first, choice, csv)
         column = options.column if options.column in schema.names else ""
         chosen = choice.choose(schema.names)
-        outputs = choice.outputs(chosen)
-        needed = [*chosen, *([column] if column else [])]
+        needed = [*(each.name for each in chosen), *([column] if column else [])]
         for path in others:
             some = needed if choice.columns or choice.drop else None
             _check_same(first, schema, path, csv, some)
         categories = categorical(found.files, choice, csv, schema)
-        fields_of = {
-            target: [
-                Column.of(
-                    name,
-                    schema.field(name).type,
-                    "" if (cast := choice.cast_of(name, target)) == "text" else cast,
-                    choice.null.get(name),
-                    categories.get(name),
-                )
-                for name in names
-            ]
-            for target, names in outputs.items()
-        }
+        fields_of: dict[str, list[Column]] = {}
+        for name, target, cast in chosen:
+            kind, cast = schema.field(name).type, "" if cast == "text" else cast
+            made = Column.of(name, kind, cast, choice.null.get(name), categories.get(name))
+            fields_of.setdefault(target, []).append(made)
         fields = {
             name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
         }
@@ -186,7 +177,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         about={
             "from": [str(source.absolute()) for source in args.sources],
             "ignored": found.ignored,
-            "types": {name: str(schema.field(name).type) for name in chosen},
+            "types": {each.name: str(schema.field(each.name).type) for each in chosen},
         },
         categories={
             target: list(map(str, group[0].categories))
@@ -209,15 +200,10 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return tables.schema_of(path, csv), csv
     schema = tables.schema_of(path, csv)
-    chosen = frozenset(choice.choose(schema.names))
-    outputs = {
-        name: target
-        for target, names in choice.outputs([n for n in schema.names if n in chosen]).items()
-        for name in names
-    }
+    chosen = {each.name: each.cast for each in choice.choose(schema.names)}
     types, exact = {}, set()
     for name, kind in zip(schema.names, schema.types, strict=True):
-        cast = choice.cast_of(name, outputs.get(name, ""))
+        cast = chosen.get(name) or choice.cast.get(name, "")
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind):
             if name in chosen:

@@ -31,14 +31,14 @@ from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import survey
 from data_prep.options import pairs
 from data_prep.source import SourceFile, readable
-from data_prep.writing.commit import PARTIAL, storage_error
+from data_prep.writing.commit import PARTIAL, written
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.base.errors import ConfigError, DataError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.index import Index, Shard
 
 SUFFIXES = (".h5", ".hdf5")
@@ -91,11 +91,10 @@ def run(args: argparse.Namespace) -> None:
         Shard(path, split, count, source.size, "")
         for path, split, count, source in zip(paths, splits, counts, sources, strict=True)
     ]
-    task, numbers = partial(survey, folder, schema, shards, sources), range(len(paths))
+    task = partial(survey, folder, schema, shards, sources)
     nbytes = sum(source.size for source in sources)
     with ProgressBar(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
-        found = dict(processes.run(task, numbers, workers, progress.advance))
-    looked = [found[number] for number in numbers]
+        looked = processes.results(task, len(paths), workers, progress.advance)
     index = Index(
         fields=schema,
         shards=tuple(
@@ -109,10 +108,8 @@ def run(args: argparse.Namespace) -> None:
             "fingerprint": fingerprint,
         },
     )
-    try:
+    with written(folder):
         index.save(folder)  # atomically: readers see the old index or the new one
-    except OSError as error:
-        raise storage_error(folder, error) from None
     if not args.quiet:
         print(f"{folder}: {summary(index)}")
 
@@ -199,10 +196,8 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
 def _splits(text: str, paths: Sequence[str]) -> list[str]:
     """Return the split of each file."""
     if "=" not in text:
-        try:
-            check_name(text, "split")
-        except DataError as error:
-            raise ConfigError(f"--split: {error}") from None
+        if problem := name_problem(text, "split"):
+            raise ConfigError(f"--split: {problem}")
         return [text] * len(paths)
     split = parse_split(f"file:{text.removeprefix('file:')}")
     assert isinstance(split, ByFile)

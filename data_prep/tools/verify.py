@@ -55,10 +55,10 @@ def verify(
     """Return all problems of a data set: where its shards differ from its index."""
     shards = index.shards
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
-    task, numbers = partial(_look, folder, index, group), range(len(shards))
+    task = partial(_look, folder, index, group)
     with ProgressBar(samples, nbytes, quiet=quiet) as progress:
-        found = dict(processes.run(task, numbers, workers, progress.advance))
-    looks, groups = [found[number] for number in numbers], _Groups(group)
+        looks = processes.results(task, len(shards), workers, progress.advance)
+    groups = _Groups(group)
     for look in looks:
         groups.merge(look.groups)
     paths = Counter(shard.path for shard in shards)

@@ -11,7 +11,7 @@ from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.sample_schema import check_batch
 from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.base.errors import DataError
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 from hpctrain.data.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
 from hpctrain.data.shards.types import Array, Int64s
 
@@ -104,14 +104,9 @@ class BlockSamples:
     def named(self, split: ByColumn, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose column holds a valid split name; report the others."""
         names, numbers = self.splits(split)
-        reasons: dict[int, str] = {}
-        for place, name in enumerate(names):
-            try:
-                check_name(name, f"column {split.column!r}: split")
-            except DataError as error:
-                reasons[place] = str(error)
-        bad = np.flatnonzero(np.isin(numbers, list(reasons))).tolist()
-        return self._without({i: reasons[int(numbers[i])] for i in bad}, problems)
+        reasons = [name_problem(name, f"column {split.column!r}: split") for name in names]
+        why = {i: reasons[number] for i, number in enumerate(numbers.tolist()) if reasons[number]}
+        return self._without(why, problems)
 
     def _without(self, why: Mapping[int, str], problems: BadRecords) -> "BlockSamples":
         """Return the samples without these, which are reported with the reasons."""

@@ -77,10 +77,8 @@ def _folder(out: Path) -> Iterator[None]:
     """Make the folder `out`; at the end, remove what was made for it and is still empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        try:
+        with commit.written(out):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise commit.storage_error(out, error) from None
         yield
     finally:
         with suppress(OSError):

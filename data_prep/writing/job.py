@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.writing import commit
-from data_prep.writing.commit import PARTIAL, storage_error
+from data_prep.writing.commit import PARTIAL, written
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.errors import DataError, StorageError
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
@@ -112,10 +112,8 @@ class JobFolder:
 
     def choose(self, splits: NDArray[np.intp]) -> None:
         """Write down the number of the split of each sample of all pieces."""
-        try:
+        with written(self.folder):
             np.save(self.folder / CHOICE, splits)
-        except OSError as error:
-            raise storage_error(self.folder, error) from None
 
     def chosen(self, start: int, count: int) -> Array:
         """Return the numbers of the splits of so many samples."""
@@ -148,10 +146,8 @@ class Conversion:
     def __init__(self, out: Path, *, shared: bool = False) -> None:
         self.out, self.folder, self._shared = out, out / PARTIAL, shared
         self._kept = False
-        try:
+        with written(out):
             self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
-        except OSError as error:
-            raise storage_error(out, error) from None
 
     def begin(self, plan: ConversionPlan, *, overwrite: bool = False) -> None:
         """Begin a job, or continue it if it has been begun here."""
@@ -162,7 +158,7 @@ class Conversion:
                 raise
             found = None
         self.plan, self.pieces = plan, JobFolder(self.folder, plan.fingerprint)
-        try:
+        with written(self.out):
             if found is None or found.fingerprint != plan.fingerprint:
                 self._make_room(found, overwrite)
             (self.folder / PIECES).mkdir(exist_ok=True)
@@ -170,8 +166,6 @@ class Conversion:
             write_atomically(self.folder / JOB, as_json(plan))
             if not self._shared:
                 self._remove_unfinished()
-        except OSError as error:
-            raise storage_error(self.out, error) from None
 
     def _make_room(self, found: ConversionPlan | None, overwrite: bool) -> None:
         """Remove the pieces of another job, if that is allowed."""

@@ -15,8 +15,8 @@ import numpy as np
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import BadRecords, InputSource
-from data_prep.writing import commit
 from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
+from data_prep.writing.commit import written
 from data_prep.writing.job import PIECE, JobFolder
 from data_prep.writing.records import Result, as_json
 from data_prep.writing.shard_files import ShardFiles
@@ -40,9 +40,9 @@ class Converter:
     def write(self, job: JobFolder, number: int, progress: Progress) -> Path:
         """Write a piece into a folder of its own, which `finish` makes permanent."""
         options = self.options
-        with _written(job):
+        with written(job.folder):
             folder = job.begin(number)
-        with _written(job, folder):
+        with _whole(job, folder):
             try:
                 files = ShardFiles(
                     folder, self.source.fields, options.shard_bytes, options.compression
@@ -59,7 +59,7 @@ class Converter:
     @staticmethod
     def finish(job: JobFolder, number: int, folder: Path) -> None:
         """Wait until a piece is on the disk, and make it permanent."""
-        with _written(job, folder):
+        with _whole(job, folder):
             job.finish(number, folder)
 
     def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
@@ -117,7 +117,7 @@ class Converter:
             if stratify:
                 found["strata"].append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
-        with _written(job):
+        with written(job.folder):
             arrays = {"count": np.array(count), "names": np.array(list(numbering), str)}
             job.note(number, arrays | {k: np.concatenate(parts) for k, parts in found.items()})
 
@@ -154,15 +154,13 @@ class Converter:
 
 
 @contextmanager
-def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
-    """Raise a StorageError that names the job's folder; remove the piece's `folder` on errors."""
+def _whole(job: JobFolder, folder: Path) -> Iterator[None]:
+    """Remove a piece's `folder` on errors; one of writing names the job's folder."""
     try:
-        yield
-    except BaseException as error:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise commit.storage_error(job.folder, error) from None
+        with written(job.folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

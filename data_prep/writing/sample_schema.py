@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpctrain.base.errors import DataError
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 
@@ -21,10 +21,8 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     if not fields:
         raise DataError("a data set needs at least one field")
     for name, field in fields.items():
-        try:
-            check_name(name, "field")
-        except DataError as error:
-            raise DataError(f"{error}; {_CURE}") from None
+        if problem := name_problem(name, "field"):
+            raise DataError(f"{problem}; {_CURE}")
         if added := [name + more for more in _ADDED if field.variable and name + more in fields]:
             raise DataError(f"the loader adds {added[0]!r} for the lengths of {name!r}; {_CURE}")
     if _RESERVED in fields:

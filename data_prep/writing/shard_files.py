@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.writing.commit import storage_error
+from data_prep.writing.commit import written
 from data_prep.writing.compression import Compression, write_compressed
 from data_prep.writing.moments import Moments
 from data_prep.writing.sample_schema import sample_nbytes
@@ -76,14 +76,12 @@ class ShardFiles:
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
-        try:
-            content = path, state.name, self._fields, state.parts
+        content = path, state.name, self._fields, state.parts
+        with written(path):
             if self._compression.codec == "none":
                 size, digest = write_shard(*content, sync=False)
             else:
                 size, digest = write_compressed(*content, self._compression)
-        except OSError as error:
-            raise storage_error(path, error) from None
         elements = {
             name: sum(len(part.values) for part in parts)
             for name, parts in state.parts.items()

@@ -16,7 +16,7 @@ from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 
 
 def parse_where(text: str) -> list[Where]:
@@ -133,10 +133,8 @@ def addresses(
             if gone:
                 notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")
     for name, found in wheres.items():
-        try:
-            check_name(name, "field")
-        except DataError as error:
-            raise ConfigError(f"{error}; --field NAME={found[0]} gives another") from None
+        if problem := name_problem(name, "field"):
+            raise ConfigError(f"{problem}; --field NAME={found[0]} gives another")
         where, times = Counter(found).most_common(1)[0]
         if times > 1:
             raise ConfigError(f"{where} is there twice in the field {name!r}")

@@ -30,10 +30,7 @@ class BlockSamples:
     def of(cls, block: SampleBlock, source: InputSource) -> "BlockSamples":
         """Return all samples of a block."""
         try:
-            rows = {
-                name: _native(value)
-                for name, value in check_batch(block.values, source.fields).items()
-            }
+            rows = check_batch(block.values, source.fields)
             count = len(next(iter(rows.values())))
             for what in ("keys", "column"):
                 given = getattr(block, what)
@@ -117,15 +114,6 @@ class BlockSamples:
             record = f"sample {place}" if records is None else records(place)
             problems.bad(self.block.file, record, reason)
         return self.only(good)
-
-
-def _native(value: Array | Ragged) -> Array | Ragged:
-    """Return the values in native byte order, so that equal samples have equal bytes."""
-    array = value.values if isinstance(value, Ragged) else value
-    if array.dtype.isnative:
-        return value
-    array = array.astype(array.dtype.newbyteorder("="))
-    return Ragged(array, value.offsets) if isinstance(value, Ragged) else array
 
 
 def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:

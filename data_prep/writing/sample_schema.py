@@ -34,7 +34,10 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
-    """Return the batch in the order of the schema, each variable-length field as a `Ragged`."""
+    """Return the batch in the order of the schema, each variable-length field as a `Ragged`.
+
+    The values are in native byte order, so that equal samples have equal bytes.
+    """
     if set(batch) != set(fields):
         raise DataError(
             f"a batch has the fields {', '.join(sorted(batch))}; the data set has "
@@ -53,6 +56,9 @@ def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Arr
         if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
             found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
             raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+            value = Ragged(array, value.offsets) if isinstance(value, Ragged) else array
         rows[name] = value
     counts = {name: len(value) for name, value in rows.items()}
     if len(set(counts.values())) != 1:

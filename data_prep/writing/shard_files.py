@@ -113,8 +113,8 @@ class _Split:
 
 
 def _part(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
-    """Return a copy of the samples `start` to `stop`, in native byte order."""
-    rows = value.rows(start, stop) if isinstance(value, Ragged) else value[start:stop]
-    array = rows.values if isinstance(rows, Ragged) else rows
-    own = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return Ragged(own, rows.offsets) if isinstance(rows, Ragged) else own
+    """Return a copy of the samples `start` to `stop`."""
+    if not isinstance(value, Ragged):
+        return np.array(value[start:stop], order="C")
+    rows = value.rows(start, stop)
+    return Ragged(np.array(rows.values, order="C"), rows.offsets)

@@ -34,8 +34,7 @@ from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.field import Field, name_problem
 
-ARGUMENTS = (
-    """
+ARGUMENTS = f"""
 source=SRC : path
     a folder, or a list of paths
 [labels]
@@ -47,10 +46,9 @@ source=SRC : path
     the list's column of labels
 --allow-outside
     allow paths in a list, and symbolic links, that lead out of its folder or of SRC
-""",
-    pixels.add_arguments,
-    writing(),
-)
+{pixels.OPTIONS}
+{writing()}
+"""
 EPILOG = pixels.__doc__
 
 

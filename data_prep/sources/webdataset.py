@@ -41,18 +41,16 @@ KINDS = dict.fromkeys(IMAGES, "image")  # the kind of members by the end of thei
 KINDS |= dict.fromkeys(("cls", "index"), "number")
 KINDS |= dict.fromkeys(("txt", "text", "transcript"), "text") | {"npy": "array"}
 
-ARGUMENTS = (
-    f"""
+ARGUMENTS = f"""
 tars=TAR+ : path
     a tar, or a folder
 --field NAME=EXT,… ...
     the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
     object, EXT:bytes takes the bytes of any member
 {VARIABLE}
-""",
-    pixels.add_arguments,
-    writing(),
-)
+{pixels.OPTIONS}
+{writing()}
+"""
 EPILOG = pixels.__doc__
 
 

@@ -36,7 +36,6 @@ from data_prep.formats.images.image_files import (
     reasons,
 )
 from data_prep.formats.samples import Unusable
-from data_prep.options import add_options
 from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
@@ -46,7 +45,8 @@ _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again
 
 
-_OPTIONS = f"""
+OPTIONS = f"""
+[images]
 --size HxW
     height and width of the samples; 64 means 64x64
 --resize {{crop,pad,stretch}} = crop
@@ -57,11 +57,6 @@ _OPTIONS = f"""
 --encoded
     keep the bytes of the files; the loader decodes them
 """
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for images."""
-    add_options(parser.add_argument_group("images"), _OPTIONS)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,13 @@ from hpctrain.data.sources.reader import Reader
 
 
 def load(folder: Path) -> Index:
-    """Return the index of a data set."""
+    """Return the index of a data set, which lists something, with names that are portable."""
     index = Index.load(folder)
-    if problem := _damage(index):
+    names = [*((name, "field") for name in index.fields), *((s, "split") for s in index.splits)]
+    problem = next(filter(None, (name_problem(*each) for each in names)), "")
+    if not index.fields or not index.shards:
+        problem = f"it lists no {'shards' if index.fields else 'fields'}"
+    if problem:
         raise DataError(f"{folder}/{index_file.FILE} is damaged: {problem}")
     return index
 
@@ -59,17 +63,9 @@ def moments_of(
     note: Callable[[Mapping[str, Array | Ragged]], None] = lambda _: None,
 ) -> dict[str, Moments]:
     """Read all samples of a shard; return the statistics of each field. `note` sees each block."""
-    moments = {name: Moments(len(fields)) for name in fields}
+    moments = {name: Moments.among(len(fields)) for name in fields}
     for _, rows in blocks(reader_of(folder, fields, [shard]), 0, shard.count):
         note(rows)
         for name, values in rows.items():
             moments[name].add(values)
     return moments
-
-
-def _damage(index: Index) -> str:
-    """Return what is wrong with an index that could be parsed; "" if nothing is."""
-    if not index.fields or not index.shards:
-        return f"it lists no {'shards' if index.fields else 'fields'}"
-    named = [*((name, "field") for name in index.fields), *((s, "split") for s in index.splits)]
-    return next(filter(None, (name_problem(*each) for each in named)), "")

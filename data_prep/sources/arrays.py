@@ -163,13 +163,14 @@ def arrays(
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
-    ends = list(ranges(total, max(1, options.shard_bytes // row_bytes)))
+    paths = dict.fromkeys(part.where.path for column in columns for part in column.parts)
+    known = {path: SourceFile.of(path) for path in paths}
     return _Arrays(
         name="arrays",
         fields=fields,
         pieces=[
-            Piece((start, stop), of_piece, (stop - start) * row_bytes)
-            for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
+            Piece((start, stop), _files(columns, start, stop, known), (stop - start) * row_bytes)
+            for start, stop in ranges(total, max(1, options.shard_bytes // row_bytes))
         ],
         identity={
             c.name: {
@@ -238,15 +239,9 @@ def _about(column: ArrayColumn) -> dict[str, Any]:
     return about | ({"cast": column.cast} if column.cast else {})
 
 
-def _source_files(
-    columns: Sequence[ArrayColumn], ends: Sequence[tuple[int, int]]
-) -> Iterator[tuple[SourceFile, ...]]:
-    """Yield for each piece the files that it is read from."""
-    known: dict[str, SourceFile] = {}
-    for start, stop in ends:
-        spans = (part for column in columns for part, *_ in column.spans(start, stop))
-        paths = dict.fromkeys(part.where.path for part in spans)
-        for path in paths:
-            if path not in known:
-                known[path] = SourceFile.of(path)
-        yield tuple(known[path] for path in paths)
+def _files(
+    columns: Sequence[ArrayColumn], start: int, stop: int, known: Mapping[str, SourceFile]
+) -> list[SourceFile]:
+    """Return the files that a piece is read from."""
+    spans = (part for column in columns for part, *_ in column.spans(start, stop))
+    return [known[path] for path in dict.fromkeys(part.where.path for part in spans)]

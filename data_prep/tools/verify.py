@@ -15,6 +15,7 @@ from data_prep import console, processes
 from data_prep.dataset import moments_of
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
+from data_prep.writing.moments import Moments
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
@@ -113,7 +114,7 @@ class _Look:
 
     groups: _Groups
     problems: list[str] = field(default_factory=list)
-    moments: dict[str, Any] = field(default_factory=dict)  # see `Moments.state`, by field
+    moments: dict[str, Moments] = field(default_factory=dict)  # by field
 
 
 def _look(
@@ -128,10 +129,9 @@ def _look(
             look.groups.add(shard.split, rows[group])
 
     try:
-        moments = moments_of(folder, index.fields, shard, note)
-        look.moments = {name: values.state() for name, values in moments.items()}
+        look.moments = moments_of(folder, index.fields, shard, note)
         for name, listed in shard.elements.items():
-            if (total := moments[name].total) != listed:
+            if (total := look.moments[name].total) != listed:
                 problem = f"field {name!r} has {total} values, the index lists {listed}"
                 look.problems.append(problem)
         with readable(path):

@@ -74,15 +74,15 @@ def finalize(job: Conversion) -> Index:
 
 
 def statistics_of(
-    found: Iterable[Mapping[str, Mapping[str, Any]]],
+    found: Iterable[Mapping[str, Mapping[str, Moments]]],
 ) -> dict[str, dict[str, Statistics]]:
-    """Return the statistics by split and field, of `Moments.state` by split and field of parts."""
+    """Return the statistics by split and field, of those of parts."""
     moments: dict[str, dict[str, Moments]] = defaultdict(dict)
     for part in found:
         for split, fields in part.items():
-            for name, state in fields.items():
-                into = moments[split].setdefault(name, Moments(len(fields)))
-                into.merge(Moments.from_state(state))
+            for name, those in fields.items():
+                into = moments[split].setdefault(name, Moments.among(len(fields)))
+                into.merge(those)
     return {
         split: {name: values.result() for name, values in fields.items()}
         for split, fields in moments.items()

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -81,12 +80,8 @@ class Converter:
                 f"{self.source.name}: the source gave {count} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
-        shards, found = files.finish()  # a mapped source may still be read here
+        shards, moments = files.finish()  # a mapped source may still be read here
         self._check_files(number)
-        moments: Any = {
-            split: {name: values.state() for name, values in fields.items()}
-            for split, fields in found.items()
-        }
         return Result(
             fingerprint=job.fingerprint,
             shards=shards,

@@ -107,7 +107,7 @@ class _Split:
     def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
         for name, value in rows.items():
             self.parts.setdefault(name, []).append(value)
-            self.moments.setdefault(name, Moments(len(rows))).add(value)
+            self.moments.setdefault(name, Moments.among(len(rows))).add(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
 

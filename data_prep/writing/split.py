@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import PurePath
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,14 +78,10 @@ class ByColumn:
     """Takes the name of the split from a column of the source."""
 
     column: str
+    names: ClassVar[tuple[str, ...]] = ()  # they are only known when the column has been read
 
     def __str__(self) -> str:
         return f"column:{self.column}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """None: they are only known when the column has been read."""
-        return ()
 
 
 @dataclass(frozen=True)

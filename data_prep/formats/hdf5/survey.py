@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +11,7 @@ from data_prep.dataset import moments_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
+from data_prep.writing.moments import Moments
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
@@ -27,12 +27,12 @@ def survey(
     sources: Sequence[SourceFile],
     number: int,
     progress: Progress,
-) -> tuple[Shard, dict[str, dict[str, Any]]]:
+) -> tuple[Shard, dict[str, Moments]]:
     """Check that all of a file can be read, in a worker process.
 
     `shards` are the files' entries in the index of `folder`, still without the digests, and
     `sources` are the files as they were when they were first opened. Return the entry of the file,
-    and the state of the `Moments` of each field.
+    and the `Moments` of each field.
     """
     shard, source = shards[number], sources[number]
     source.check()
@@ -48,8 +48,7 @@ def survey(
     source.check()
     progress(shard.count, 0)
     elements = {name: moments[name].total for name, field in fields.items() if field.variable}
-    states = {name: found.state() for name, found in moments.items()}
-    return replace(shard, elements=elements), states
+    return replace(shard, elements=elements), moments
 
 
 def _check_storage(layout: ShardLayout, fields: Mapping[str, Field]) -> None:

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from data_prep.formats.files import expanded
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
@@ -34,7 +35,7 @@ from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
-from hpctrain.base.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError
 
 IMAGES = sorted(suffix[1:] for suffix in SUFFIXES)
 KINDS = dict.fromkeys(IMAGES, "image")  # the kind of members by the end of their extension
@@ -119,14 +120,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
-    tars: list[Path] = []
-    for path in paths:
-        found = [path]
-        if path.is_dir():
-            found = sorted(p for p in path.iterdir() if ".tar" in p.suffixes or p.suffix == ".tgz")
-        if not found:
-            raise DataError(f"{path} has no .tar files")
-        tars += found
+    tars = [*expanded(paths, lambda p: ".tar" in p.suffixes or p.suffix == ".tgz", ".tar")]
     for path, count in Counter(tars).items():
         if count > 1:
             raise ConfigError(f"{path} is given twice")

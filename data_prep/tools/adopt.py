@@ -27,10 +27,11 @@ from functools import partial
 from pathlib import Path
 
 from data_prep import processes
+from data_prep.formats.files import expanded
 from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import survey
 from data_prep.options import pairs
-from data_prep.source import SourceFile, readable
+from data_prep.source import SourceFile
 from data_prep.writing.commit import PARTIAL, written
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.sample_schema import check_fields
@@ -153,14 +154,7 @@ def _parse_fields(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
-    for path in given:
-        inside = [path]
-        with readable(path):
-            if path.is_dir():
-                inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
-        if not inside:
-            raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
-        yield from inside
+    return expanded(given, lambda path: path.suffix.lower() in SUFFIXES, " or ".join(SUFFIXES))
 
 
 def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:

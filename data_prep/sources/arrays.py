@@ -72,12 +72,6 @@ files=FILE* : path
 """
 
 
-def source(args: argparse.Namespace, options: Options) -> InputSource:
-    """Return the arrays that the command line names."""
-    more = {"axes": args.axis, "casts": args.cast, "unwritten": args.unwritten}
-    return arrays(args.files, args.field, options, **more)
-
-
 @dataclass(frozen=True)
 class _Arrays(InputSource):
     data: tuple[ArrayColumn, ...] = ()
@@ -135,27 +129,17 @@ class _Arrays(InputSource):
         return part.where.key if self.data[0].axis is None else f"row {number}"
 
 
-def arrays(
-    files: Sequence[Path],
-    named: Sequence[str],
-    options: Options,
-    *,
-    axes: Sequence[str] = (),
-    casts: Sequence[str] = (),
-    unwritten: Sequence[str] = (),
-) -> InputSource:
-    """Make a source of arrays with the same number of samples."""
-    wheres, notes = addresses(files, named)
-    axis_of = _by_field("--axis", axes, wheres, "K")
-    cast_of = _by_field("--cast", casts, wheres, "DTYPE")
-    filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
+def source(args: argparse.Namespace, options: Options) -> InputSource:
+    """Return the arrays that the command line names, with the same number of samples."""
+    wheres, notes = addresses(args.files, args.field)
+    axis_of = _by_field("--axis", args.axis, wheres, "K")
+    cast_of = _by_field("--cast", args.cast, wheres, "DTYPE")
+    filled = _by_field("--unwritten", [f"{name}=yes" for name in args.unwritten], wheres, "yes")
     columns, fields = [], {}
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
-        column, fields[name] = open_parts(
-            *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
-            unwritten=name in filled,
-        )
+        how = _axis(given or "0"), _dtype(cast_of.get(name, ""))
+        column, fields[name] = open_parts(name, parts, *how, unwritten=name in filled)
         columns.append(column)
         notes.append(column.note)
     if not options.quiet:

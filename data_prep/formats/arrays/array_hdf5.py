@@ -11,31 +11,32 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import Stored, Where, choose
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.hdf5_storage import (
-    Written,
-    check_dataset,
-    object_at,
-    of_another_program,
-)
+from data_prep.formats.hdf5.hdf5_storage import Written, inside, of_another_program
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunks import plugins
+from hpctrain.data.shards.storage.layout import check_here, walk
 
+_SHOWN = 20  # names that a message lists
 _LISTED = 10_000  # names that are looked at when a file is described
 
 
 def open_hdf5(where: Where, opened: ExitStack) -> Stored:
     """Open an array in an HDF5 file; see `open_array`."""
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
-    # Walk to the given name: the list of names does not show what links lead to.
-    found = object_at(where, file, where.key) if where.key else None
-    if found is None:
-        if (value := _attribute(file, where)) is not None:
-            array = np.asarray(value)
-            return Stored(array.dtype, array.shape, lambda: array)
-        found = object_at(where, file, choose(where, names_of(file)))
-    if problem := of_another_program(found):
-        raise DataError(f"{where} {problem}")
-    dataset, hint = check_dataset(where, found), ""
+    with inside(where):
+        # Walk to the given name: the list of names does not show what links lead to.
+        found = walk(file, where.key) if where.key else None
+        if found is None:
+            if (value := _attribute(file, where.key)) is not None:
+                array = np.asarray(value)
+                return Stored(array.dtype, array.shape, lambda: array)
+            found = walk(file, choose(where, names_of(file)))
+        if problem := of_another_program(found):
+            raise DataError(f"{where} {problem}")
+        if not isinstance(found, h5py.Dataset):
+            listed = ", ".join([*found][:_SHOWN]) or "there are none"
+            raise DataError(f"{where} is a group; name one of the arrays in it: {listed}")
+        dataset, hint = check_here(found), ""
     try:
         plugins()  # Blosc, Zstd, LZ4, …
     except ImportError:
@@ -53,15 +54,14 @@ def open_hdf5(where: Where, opened: ExitStack) -> Stored:
 
 def matching(where: Where) -> tuple[list[groups.Match], list[str]]:
     """Return what matches the pattern in a key, also by links; see `groups.matching`."""
-    with h5py.File(where.path, "r", locking=False) as file:
+    with h5py.File(where.path, "r", locking=False) as file, inside(where):
 
         def names(path: str) -> list[str]:
-            found = object_at(where, file, path)
+            found = walk(file, path)
             return list(found) if isinstance(found, h5py.Group) else []
 
         def has(path: str) -> bool:
-            there = object_at(where, file, path) is not None
-            return there or _attribute(file, Where(where.path, path)) is not None
+            return walk(file, path) is not None or _attribute(file, path) is not None
 
         return groups.matching(where.key, names, has)
 
@@ -82,10 +82,10 @@ def names_of(file: h5py.File) -> dict[str, str]:
     return names
 
 
-def _attribute(file: h5py.File, where: Where) -> Any:
+def _attribute(file: h5py.File, key: str) -> Any:
     """Return the value of the attribute that a key PATH@NAME names, or None."""
-    path, at, name = where.key.rpartition("@")
-    found = object_at(where, file, path) if at else None
+    path, at, name = key.rpartition("@")
+    found = walk(file, path) if at else None
     return found.attrs[name] if found is not None and name in found.attrs else None
 
 

@@ -10,7 +10,8 @@ and takes them for never written.
 
 import itertools
 import math
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
@@ -21,10 +22,9 @@ from data_prep.formats.opening import OTHERS
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.data.shards.storage.file import Damaged
-from hpctrain.data.shards.storage.layout import Circle, Elsewhere, check_here, walk
+from hpctrain.data.shards.storage.layout import Circle, Elsewhere
 from hpctrain.data.shards.types import Int64s
 
-SHOWN = 20  # names that a message lists
 _SPARSE = ("data", "indices", "indptr")
 # Attributes of NetCDF's conventions, and the value with which they change nothing.
 _PACKED = {"scale_factor": 1.0, "add_offset": 0.0} | dict.fromkeys(
@@ -152,22 +152,12 @@ class Written:
         return np.sort(numbers)
 
 
-def object_at(where: object, root: h5py.Group, key: str) -> Any:
-    """Return the object at a path, or None if there is none; a link to another file is refused."""
+@contextmanager
+def inside(where: object) -> Iterator[None]:
+    """Refuse what lies in another file; `walk` and `check_here` find it."""
     try:
-        return walk(root, key)
+        yield
     except Elsewhere as error:
         raise DataError(f"{where} {error}; {OTHERS}") from None
     except Circle:
         raise DataError(f"{where}: its links lead in a circle") from None
-
-
-def check_dataset(where: object, found: Any) -> h5py.Dataset:
-    """Check that an object is a dataset whose values are in its file."""
-    if not isinstance(found, h5py.Dataset):
-        inside = ", ".join([*found][:SHOWN]) or "there are none"
-        raise DataError(f"{where} is a group; name one of the arrays in it: {inside}")
-    try:
-        return check_here(found)
-    except Elsewhere as error:
-        raise DataError(f"{where} {error}; {OTHERS}") from None

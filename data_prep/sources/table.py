@@ -37,7 +37,7 @@ from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, plain
-from data_prep.formats.tables.csv_files import Csv, RowBatch
+from data_prep.formats.tables.csv_files import Csv
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from hpctrain.base.errors import ConfigError, DataError
@@ -87,16 +87,16 @@ class _TableSource(InputSource):
         arrow = pyarrow()
         for part in what:
             try:
-                for rows in tables.rows_of(part, names, self.csv):
-                    yield from self._blocks(rows, columns, part.path, reading)
+                for batch, first in tables.rows_of(part, names, self.csv):
+                    yield from self._blocks(batch, first, columns, part.path, reading)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
     def _blocks(
-        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords
+        self, batch: Any, first: int, columns: Sequence[Column], path: str, reading: BadRecords
     ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
-        batch, bad = rows.batch, dict[int, str]()
+        bad: dict[int, str] = {}
         for column in columns if batch.num_rows else ():
             bad = column.problems(batch.column(column.name)) | bad
         if self.column and batch.num_rows:
@@ -104,7 +104,7 @@ class _TableSource(InputSource):
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
         for row, why in sorted(bad.items()):
-            reading.bad(path, f"row {rows.number(row)}", why)
+            reading.bad(path, f"row {first + row}", why)
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
@@ -120,7 +120,7 @@ class _TableSource(InputSource):
             values,
             column=texts,
             file=path,
-            records=lambda sample: f"row {rows.number(int(kept[sample]))}",
+            records=lambda sample: f"row {first + int(kept[sample])}",
         )
 
 

@@ -104,9 +104,9 @@ def categorical(
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
         for part, _ in tables.parts_of(file):
-            for rows in tables.rows_of(part, names, csv):
+            for batch, _ in tables.rows_of(part, names, csv):
                 for name in names:
-                    found[name].update(rows.batch.column(name).unique().to_pylist())
+                    found[name].update(batch.column(name).unique().to_pylist())
     for name, values in found.items():
         if None in values:
             values.remove(None)

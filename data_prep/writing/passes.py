@@ -16,15 +16,10 @@ from data_prep import processes
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.writing.job import Conversion
-from data_prep.writing.piece import Converter
+from data_prep.writing.piece import Converter, FirstPassError
 from data_prep.writing.split import Fractions
 from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.groups import divide
-
-
-class GroupError(DataError):
-    """The groups do not fit the splits."""
-
 
 Look = dict[str, NDArray[Any]]  # what `Converter.look` has written of a piece
 
@@ -58,7 +53,7 @@ def _decided(options: Options, looks: list[Look]) -> NDArray[np.intp]:
     try:
         return divide(groups, fractions, strata=strata)
     except DataError as error:
-        raise GroupError(f"--group {options.group}, --split {options.split}: {error}") from None
+        raise FirstPassError(f"--group {options.group}, --split {options.split}: {error}") from None
 
 
 def _joined(looks: list[Look], what: str) -> NDArray[Any]:
@@ -72,7 +67,7 @@ def _check_whole(options: Options, looks: list[Look]) -> None:
     pairs = np.unique(np.stack([groups, splits.astype(np.uint64)]), axis=1)
     found, counts = np.unique(pairs[0], return_counts=True)
     if divided := int((counts > 1).sum()):
-        raise GroupError(
+        raise FirstPassError(
             f"--group {options.group}: {divided} of {len(found)} values are in several splits of "
             f"--split {options.split}; --split NAME=FRACTION,… keeps each in one"
         )

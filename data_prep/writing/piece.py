@@ -76,7 +76,7 @@ class Converter:
                 files.add(split, rows)
             progress(len(samples), nbytes_of(samples.rows))
         if count is not None and seen != count:
-            raise NotTheSameError(
+            raise FirstPassError(
                 f"{self.source.name}: the source gave {count} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
@@ -159,5 +159,5 @@ def _whole(job: JobFolder, folder: Path) -> Iterator[None]:
         raise
 
 
-class NotTheSameError(DataError):
-    """The second pass over the source did not see the same samples as the first."""
+class FirstPassError(DataError):
+    """What a first pass has seen is of no use: the source has changed, or groups do not fit."""

@@ -49,17 +49,15 @@ class BlockSamples:
             return self
         return BlockSamples(self.block, _only(self.rows, mask), self.which[mask])
 
-    def contents(self) -> list[bytes]:
-        """Return the bytes of each sample's fields, with the length of each sequence."""
+    def split_keys(self) -> Sequence[bytes]:
+        """Return the key of each sample that decides its split.
+
+        A block without keys has the bytes of the fields, with the length of each sequence.
+        """
+        if (keys := self.block.keys) is not None:
+            return keys if len(self) == len(keys) else [keys[i] for i in self.which.tolist()]
         parts = [row_bytes(value) for value in self.rows.values()]
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
-
-    def split_keys(self) -> Sequence[bytes]:
-        """Return the key of each sample that decides its split."""
-        keys = self.block.keys
-        if keys is None:
-            return self.contents()
-        return keys if len(self) == len(keys) else [keys[i] for i in self.which.tolist()]
 
     def splits(self, split: Split) -> tuple[Sequence[str], NDArray[np.intp]]:
         """Return the names of splits, and for each sample the number of its name, (n,)."""

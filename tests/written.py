@@ -15,7 +15,7 @@ from data_prep.writing.commit import (
     discard,
     lock,
     unlock,
-    written,
+    writable,
 )
 from data_prep.writing.compression import Compression
 from data_prep.writing.sample_schema import ArrayBatch, check_batch, check_fields
@@ -48,7 +48,7 @@ def write_shards(
     if fields is not None:
         compression.check(check_fields(fields))
     check_ours(folder)
-    with written(folder):
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         holder = lock(folder)
         clear_leftovers(folder)

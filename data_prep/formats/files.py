@@ -99,7 +99,7 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
     return FoundFiles(tuple(files), len(ignored))
 
 
-def expanded(paths: Iterable[Path], taken: Callable[[Path], bool], what: str) -> Iterator[Path]:
+def in_folders(paths: Iterable[Path], taken: Callable[[Path], bool], what: str) -> Iterator[Path]:
     """Yield the files, and those right in the folders that are `taken`, sorted by name."""
     for path in paths:
         inside = [path]

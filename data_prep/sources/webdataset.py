@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from data_prep.formats.files import expanded
+from data_prep.formats.files import in_folders
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
@@ -120,7 +120,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
-    tars = [*expanded(paths, lambda p: ".tar" in p.suffixes or p.suffix == ".tgz", ".tar")]
+    tars = [*in_folders(paths, lambda p: ".tar" in p.suffixes or p.suffix == ".tgz", ".tar")]
     for path, count in Counter(tars).items():
         if count > 1:
             raise ConfigError(f"{path} is given twice")

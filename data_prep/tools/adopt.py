@@ -27,12 +27,12 @@ from functools import partial
 from pathlib import Path
 
 from data_prep import processes
-from data_prep.formats.files import expanded
+from data_prep.formats.files import in_folders
 from data_prep.formats.hdf5.foreign import FieldSource, described, look
 from data_prep.formats.hdf5.survey import survey
 from data_prep.options import pairs
 from data_prep.source import SourceFile
-from data_prep.writing.commit import PARTIAL, written
+from data_prep.writing.commit import PARTIAL, writable
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByFile, parse_split
@@ -109,7 +109,7 @@ def run(args: argparse.Namespace) -> None:
             "fingerprint": fingerprint,
         },
     )
-    with written(folder):
+    with writable(folder):
         index.save(folder)  # atomically: readers see the old index or the new one
     if not args.quiet:
         print(f"{folder}: {summary(index)}")
@@ -154,7 +154,7 @@ def _parse_fields(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
-    return expanded(given, lambda path: path.suffix.lower() in SUFFIXES, " or ".join(SUFFIXES))
+    return in_folders(given, lambda path: path.suffix.lower() in SUFFIXES, " or ".join(SUFFIXES))
 
 
 def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:

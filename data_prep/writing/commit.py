@@ -62,7 +62,7 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """
     partial = folder / PARTIAL
     check_ours(folder)
-    with written(folder):
+    with writable(folder):
         index.save(partial)
         sync(partial)  # _MOVES without the index means that the index has been moved
         write_atomically(partial / _MOVES, json.dumps(dict(moves)))
@@ -124,7 +124,7 @@ def settle(folder: Path, *, wait: float = 0) -> None:
         return
     if _MOVES not in names and not names <= {LOCK}:
         return
-    with written(folder):
+    with writable(folder):
         try:
             descriptor = lock(folder, wait=wait)
         except StorageError:
@@ -193,7 +193,7 @@ def unlock(descriptor: int | None) -> None:
 
 
 @contextmanager
-def written(path: Path) -> Iterator[None]:
+def writable(path: Path) -> Iterator[None]:
     """Turn the system's errors into one that names the file or folder that cannot be written."""
     try:
         yield

@@ -77,7 +77,7 @@ def _folder(out: Path) -> Iterator[None]:
     """Make the folder `out`; at the end, remove what was made for it and is still empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        with commit.written(out):
+        with commit.writable(out):
             out.mkdir(parents=True, exist_ok=True)
         yield
     finally:

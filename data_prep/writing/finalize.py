@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.console import size
 from data_prep.source import BadRecord
-from data_prep.writing.commit import PARTIAL, commit, discard, settle, written
+from data_prep.writing.commit import PARTIAL, commit, discard, settle, writable
 from data_prep.writing.job import JOB, Conversion
 from data_prep.writing.moments import Moments
 from data_prep.writing.records import ConversionPlan, Result
@@ -42,7 +42,7 @@ def finalize(job: Conversion) -> Index:
     problems = [problem for result in results for problem in result.problems]
     if problems and plan.on_error != "skip":  # of an earlier --on-error skip, or collect of before
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
-    with written(out):
+    with writable(out):
         _report(out, problems)
         shards, moves = _named(job, results)
         if not shards:

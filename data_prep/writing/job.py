@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_prep.writing import commit
-from data_prep.writing.commit import PARTIAL, written
+from data_prep.writing.commit import PARTIAL, writable
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.errors import DataError, StorageError
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
@@ -112,7 +112,7 @@ class JobFolder:
 
     def choose(self, splits: NDArray[np.intp]) -> None:
         """Write down the number of the split of each sample of all pieces."""
-        with written(self.folder):
+        with writable(self.folder):
             np.save(self.folder / CHOICE, splits)
 
     def chosen(self, start: int, count: int) -> Array:
@@ -146,7 +146,7 @@ class Conversion:
     def __init__(self, out: Path, *, shared: bool = False) -> None:
         self.out, self.folder, self._shared = out, out / PARTIAL, shared
         self._kept = False
-        with written(out):
+        with writable(out):
             self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
 
     def begin(self, plan: ConversionPlan, *, overwrite: bool = False) -> None:
@@ -158,7 +158,7 @@ class Conversion:
                 raise
             found = None
         self.plan, self.pieces = plan, JobFolder(self.folder, plan.fingerprint)
-        with written(self.out):
+        with writable(self.out):
             if found is None or found.fingerprint != plan.fingerprint:
                 self._make_room(found, overwrite)
             (self.folder / PIECES).mkdir(exist_ok=True)

@@ -15,7 +15,7 @@ from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import BadRecords, InputSource
 from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
-from data_prep.writing.commit import written
+from data_prep.writing.commit import writable
 from data_prep.writing.job import PIECE, JobFolder
 from data_prep.writing.records import Result, as_json
 from data_prep.writing.shard_files import ShardFiles
@@ -39,7 +39,7 @@ class Converter:
     def write(self, job: JobFolder, number: int, progress: Progress) -> Path:
         """Write a piece into a folder of its own, which `finish` makes permanent."""
         options = self.options
-        with written(job.folder):
+        with writable(job.folder):
             folder = job.begin(number)
         with _whole(job, folder):
             try:
@@ -112,7 +112,7 @@ class Converter:
             if stratify:
                 found["strata"].append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
-        with written(job.folder):
+        with writable(job.folder):
             arrays = {"count": np.array(count), "names": np.array(list(numbering), str)}
             job.note(number, arrays | {k: np.concatenate(parts) for k, parts in found.items()})
 
@@ -152,7 +152,7 @@ class Converter:
 def _whole(job: JobFolder, folder: Path) -> Iterator[None]:
     """Remove a piece's `folder` on errors; one of writing names the job's folder."""
     try:
-        with written(job.folder):
+        with writable(job.folder):
             yield
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.writing.commit import written
+from data_prep.writing.commit import writable
 from data_prep.writing.compression import Compression, write_compressed
 from data_prep.writing.moments import Moments
 from data_prep.writing.sample_schema import sample_nbytes
@@ -77,7 +77,7 @@ class ShardFiles:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
         content = path, state.name, self._fields, state.parts
-        with written(path):
+        with writable(path):
             if self._compression.codec == "none":
                 size, digest = write_shard(*content, sync=False)
             else:

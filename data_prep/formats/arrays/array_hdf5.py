@@ -11,7 +11,7 @@ import numpy as np
 
 from data_prep.formats.arrays.array_base import Stored, Where, choose
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.hdf5_storage import Written, inside, of_another_program
+from data_prep.formats.hdf5.hdf5_storage import Written, in_one_file, of_another_program
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunks import plugins
 from hpctrain.data.shards.storage.layout import check_here, walk
@@ -23,7 +23,7 @@ _LISTED = 10_000  # names that are looked at when a file is described
 def open_hdf5(where: Where, opened: ExitStack) -> Stored:
     """Open an array in an HDF5 file; see `open_array`."""
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
-    with inside(where):
+    with in_one_file(where):
         # Walk to the given name: the list of names does not show what links lead to.
         found = walk(file, where.key) if where.key else None
         if found is None:
@@ -54,7 +54,7 @@ def open_hdf5(where: Where, opened: ExitStack) -> Stored:
 
 def matching(where: Where) -> tuple[list[groups.Match], list[str]]:
     """Return what matches the pattern in a key, also by links; see `groups.matching`."""
-    with h5py.File(where.path, "r", locking=False) as file, inside(where):
+    with h5py.File(where.path, "r", locking=False) as file, in_one_file(where):
 
         def names(path: str) -> list[str]:
             found = walk(file, path)

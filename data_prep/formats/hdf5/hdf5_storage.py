@@ -153,7 +153,7 @@ class Written:
 
 
 @contextmanager
-def inside(where: object) -> Iterator[None]:
+def in_one_file(where: object) -> Iterator[None]:
     """Refuse what lies in another file; `walk` and `check_here` find it."""
     try:
         yield

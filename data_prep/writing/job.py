@@ -113,6 +113,7 @@ class JobFolder:
     def choose(self, splits: NDArray[np.intp]) -> None:
         """Write down the number of the split of each sample of all pieces."""
         with writable(self.folder):
+            (self.folder / CHOICE).unlink(missing_ok=True)  # which could be a link
             np.save(self.folder / CHOICE, splits)
 
     def chosen(self, start: int, count: int) -> Array:

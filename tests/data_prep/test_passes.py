@@ -66,7 +66,11 @@ def test_damage_of_what_the_first_pass_saw(tmp_path, damage):
     assert str(caught.value).startswith(f"{path} is damaged (")
     assert str(caught.value).endswith("): remove it, and give the command again")
     path.unlink()
+    (tmp_path / "mine").write_text("mine")
+    (looks.parent / "choice.npy").unlink()  # it is never read again, but made again
+    (looks.parent / "choice.npy").symlink_to(tmp_path / "mine")
     convert(source, out, chosen)
+    assert (tmp_path / "mine").read_text() == "mine"
     assert sorted(values(out, "a") + values(out, "b")) == [1, 2, 3]
 
 

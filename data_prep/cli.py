@@ -18,8 +18,7 @@ from hpctrain.base.errors import DataError, HpctrainError
 from hpctrain.base.terminal.terminal import indented
 
 # Each is a module with ARGUMENTS for `add_options`, and `run(args)` or, if it writes a data set,
-# `source(args, options)`; `prepare(args)` may change the arguments before. A part of ARGUMENTS may
-# be a function that adds more to the parser, which EPILOG explains.
+# `source(args, options)`; `prepare(args)` may change the arguments before. EPILOG explains more.
 COMMANDS = {
     "images": ("sources.images", "folders by class, or a list with paths and labels"),
     "text": ("sources.text", "txt, jsonl, Parquet: documents into tokens"),
@@ -120,6 +119,5 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             found = import_module(f"data_prep.{module}")
             command.description, command.epilog = found.__doc__, getattr(found, "EPILOG", None)
             command.set_defaults(run=getattr(found, "run", partial(_write, found)))
-            for part in (found.ARGUMENTS,) if isinstance(found.ARGUMENTS, str) else found.ARGUMENTS:
-                add_options(command, part) if isinstance(part, str) else part(command)
+            add_options(command, found.ARGUMENTS)
     return parser

@@ -14,21 +14,23 @@ from data_prep.source import BLOCK_BYTES
 from data_prep.writing.moments import Moments
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards import index as index_file
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
 from hpctrain.data.sources.reader import Reader
 
 
-class DataSet:
-    """A folder with an index."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
-        self.index = Index.load(self.folder)
-        if problem := _damage(self.index):
-            raise DataError(f"{self.folder}/{index_file.FILE} is damaged: {problem}")
+def load(folder: Path) -> Index:
+    """Return the index of a data set, which lists something, with names that are portable."""
+    index = Index.load(folder)
+    names = [*((name, "field") for name in index.fields), *((s, "split") for s in index.splits)]
+    problem = next(filter(None, (name_problem(*each) for each in names)), "")
+    if not index.fields or not index.shards:
+        problem = f"it lists no {'shards' if index.fields else 'fields'}"
+    if problem:
+        raise DataError(f"{folder}/{index_file.FILE} is damaged: {problem}")
+    return index
 
 
 def reader_of(folder: Path | str, fields: Mapping[str, Field], shards: Sequence[Shard]) -> Reader:
@@ -61,22 +63,9 @@ def moments_of(
     note: Callable[[Mapping[str, Array | Ragged]], None] = lambda _: None,
 ) -> dict[str, Moments]:
     """Read all samples of a shard; return the statistics of each field. `note` sees each block."""
-    moments = {name: Moments(len(fields)) for name in fields}
+    moments = {name: Moments.among(len(fields)) for name in fields}
     for _, rows in blocks(reader_of(folder, fields, [shard]), 0, shard.count):
         note(rows)
         for name, values in rows.items():
             moments[name].add(values)
     return moments
-
-
-def _damage(index: Index) -> str:
-    """Return what is wrong with an index that could be parsed; "" if nothing is."""
-    if not index.fields or not index.shards:
-        return f"it lists no {'shards' if index.fields else 'fields'}"
-    for what, names in (("field", index.fields), ("split", index.splits)):
-        for name in names:
-            try:
-                check_name(name, what)
-            except DataError as error:
-                return str(error)
-    return ""

@@ -49,17 +49,18 @@ def run(
     finish: Finish = lambda _, returned: returned,
 ) -> Iterator[tuple[int, Any]]:
     """Do the task of each number in worker processes, and yield (number, result) as they finish."""
-    if workers == 1 or len(numbers) < 2:
-        return _run_here(task, numbers, progress, finish)
-    return _run_in_processes(task, numbers, min(workers, len(numbers)), progress, finish)
-
-
-def _run_here(
-    task: Task, numbers: Sequence[int], progress: Progress, finish: Finish
-) -> Iterator[tuple[int, Any]]:
+    if workers > 1 and len(numbers) > 1:
+        yield from _run_in_processes(task, numbers, min(workers, len(numbers)), progress, finish)
+        return
     _keep_memory()
     for number in numbers:
         yield number, finish(number, task(number, progress))
+
+
+def results(task: Task, count: int, workers: int, progress: Progress) -> list[Any]:
+    """Do the tasks 0 to `count` - 1, and return their results in this order."""
+    found = dict(run(task, range(count), workers, progress))
+    return [found[number] for number in range(count)]
 
 
 def _run_in_processes(

@@ -87,7 +87,8 @@ class SampleBlock:
     values: ArrayBatch
     # The keys that decide each sample's split; None: the content of all fields.
     keys: Sequence[bytes] | None = None
-    # The values of `Options.column`, for `--split column:NAME` or `--group NAME`.
+    # The values of `Options.column`, for `--split column:NAME` or `--group NAME`; None: it is the
+    # name of a field.
     column: Sequence[str] | None = None
     file: str = ""  # the file that the samples come from, for `--split file:…`
     # Returns the name of a sample in messages, such as "line 17"; None: its number.

@@ -14,13 +14,13 @@ from data_prep.writing.commit import (
     commit,
     discard,
     lock,
-    storage_error,
     unlock,
+    writable,
 )
 from data_prep.writing.compression import Compression
 from data_prep.writing.sample_schema import ArrayBatch, check_batch, check_fields
 from data_prep.writing.shard_files import ShardFiles
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.index import Index
 from hpctrain.errors import DataError
 
@@ -48,12 +48,10 @@ def write_shards(
     if fields is not None:
         compression.check(check_fields(fields))
     check_ours(folder)
-    try:
+    with writable(folder):
         folder.mkdir(parents=True, exist_ok=True)
         holder = lock(folder)
         clear_leftovers(folder)
-    except OSError as error:
-        raise storage_error(folder, error) from None
     try:
         for split, batch in batches:
             if batch and not any(len(value) for value in batch.values()):
@@ -61,7 +59,7 @@ def write_shards(
             if fields is None:
                 fields = infer_fields(batch)
                 compression.check(check_fields(fields))
-            check_name(split, "split")
+            assert not name_problem(split, "split")
             rows = check_batch(batch, fields)
             files = files or ShardFiles(folder / PARTIAL, fields, max_bytes, compression)
             files.add(split, rows)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data_prep.source import Piece, SourceFile
+from data_prep.source import Piece, SourceFile, readable
 from hpctrain.base.errors import ConfigError, DataError
 
 OUTSIDE = """
@@ -97,6 +97,18 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
     return FoundFiles(tuple(files), len(ignored))
+
+
+def in_folders(paths: Iterable[Path], taken: Callable[[Path], bool], what: str) -> Iterator[Path]:
+    """Yield the files, and those right in the folders that are `taken`, sorted by name."""
+    for path in paths:
+        inside = [path]
+        with readable(path):
+            if path.is_dir():
+                inside = sorted(filter(taken, path.iterdir()))
+        if not inside:
+            raise DataError(f"{path} has no {what} files")
+        yield from inside
 
 
 def scan(

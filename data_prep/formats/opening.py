@@ -4,7 +4,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, cast
@@ -22,6 +22,13 @@ OTHERS = (
 )
 # Size of text relative to its compressed file: an estimate, only used for the size of the shards.
 GROWTH = {".gz": 3.0, ".zst": 3.5}
+
+
+def kind_of(path: str, kinds: Mapping[str, str]) -> tuple[str, str]:
+    """Return the kind that a file's suffix has, or "", and its packing: .gz, .zst or ""."""
+    name = PurePath(path)
+    packing = name.suffix if name.suffix in GROWTH else ""
+    return kinds.get(PurePath(name.stem).suffix if packing else name.suffix, ""), packing
 
 
 @contextmanager

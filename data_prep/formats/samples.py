@@ -135,16 +135,16 @@ def fit_all(values: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str,
 
 
 class SampleCollector:
-    """Collects samples of a file into blocks.
+    """Collects samples into blocks.
 
     If they have no keys (`keyed`), their content decides the split, or values of a column
     (`columned`).
     """
 
     def __init__(
-        self, fields: Mapping[str, Field], file: str, *, keyed: bool = True, columned: bool = False
+        self, fields: Mapping[str, Field], *, keyed: bool = True, columned: bool = False
     ) -> None:
-        self._fields, self._file, self._keyed, self._columned = fields, file, keyed, columned
+        self._fields, self._keyed, self._columned = fields, keyed, columned
         self._clear()
 
     def _clear(self) -> None:
@@ -159,6 +159,7 @@ class SampleCollector:
         self._column: list[str] = []
         self._records: list[str] = []
         self._bytes = 0
+        self.file = ""  # that of the first sample
 
     def __len__(self) -> int:
         return len(self._records)
@@ -169,7 +170,7 @@ class SampleCollector:
         return self._bytes >= BLOCK_BYTES
 
     def add(
-        self, sample: Mapping[str, Array], record: str, key: bytes = b"", column: str = ""
+        self, sample: Mapping[str, Array], file: str, record: str, key: bytes, column: str
     ) -> None:
         """Add a sample that fits the schema. The block must not be `full`."""
         for name, value in sample.items():
@@ -179,6 +180,7 @@ class SampleCollector:
             else:
                 values[len(self)] = value
             self._bytes += value.nbytes
+        self.file = self.file or file
         self._records.append(record)
         self._keys.append(key)
         self._column.append(column)
@@ -194,7 +196,7 @@ class SampleCollector:
             values,
             keys=self._keys if self._keyed else None,
             column=self._column if self._columned else None,
-            file=self._file,
+            file=self.file,
             records=self._records.__getitem__,
         )
         self._clear()

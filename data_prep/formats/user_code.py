@@ -13,7 +13,7 @@ from typing import Any
 from data_prep.formats.samples import Unusable
 from data_prep.source import SourceFile
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 
 SPLIT = "split"  # the key of a sample that names its split
 _PARTS = ("part", "parts")
@@ -66,11 +66,8 @@ def sample_of(values: Any) -> tuple[dict[str, Any], str]:
     for name in fields:
         if not isinstance(name, str):
             raise Unusable(f"the field {name!r} has no text for a name")
-    try:
-        if split:
-            check_name(split, "split")
-    except DataError as error:
-        raise Unusable(str(error)) from None
+    if split and (problem := name_problem(split, "split")):
+        raise Unusable(problem)
     return fields, split
 
 

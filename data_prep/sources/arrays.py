@@ -49,10 +49,9 @@ from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.arrays.array_columns import ArrayColumn, ArrayPart, OpenColumn, open_parts
 from data_prep.formats.arrays.array_files import addresses
 from data_prep.formats.files import ranges
-from data_prep.formats.samples import is_name, text_of
+from data_prep.formats.samples import is_name
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BLOCK_BYTES, BadRecords, InputSource, Piece, SampleBlock, SourceFile
-from data_prep.writing.split import ByColumn
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import DTYPES
@@ -73,17 +72,10 @@ files=FILE* : path
 """
 
 
-def source(args: argparse.Namespace, options: Options) -> InputSource:
-    """Return the arrays that the command line names."""
-    more = {"axes": args.axis, "casts": args.cast, "unwritten": args.unwritten}
-    return arrays(args.files, args.field, options, **more)
-
-
 @dataclass(frozen=True)
 class _Arrays(InputSource):
     data: tuple[ArrayColumn, ...] = ()
     step: int = 1
-    column: str = ""
 
     def split_files(self) -> Iterator[str]:
         """Return the files of the first field."""
@@ -128,7 +120,6 @@ class _Arrays(InputSource):
         if len(kept):
             yield SampleBlock(
                 values,
-                column=self._splits(values),
                 file=part.where.path,
                 records=lambda sample: self._name(start + int(kept[sample])),
             )
@@ -137,50 +128,33 @@ class _Arrays(InputSource):
         part, number = self.data[0].place(row)
         return part.where.key if self.data[0].axis is None else f"row {number}"
 
-    def _splits(self, values: Mapping[str, Any]) -> list[str] | None:
-        """Return the text of each value of the field that names the splits."""
-        if not self.column:
-            return None
-        return [text_of(np.asarray(value)) for value in values[self.column]]
 
-
-def arrays(
-    files: Sequence[Path],
-    named: Sequence[str],
-    options: Options,
-    *,
-    axes: Sequence[str] = (),
-    casts: Sequence[str] = (),
-    unwritten: Sequence[str] = (),
-) -> InputSource:
-    """Make a source of arrays with the same number of samples."""
-    wheres, notes = addresses(files, named)
-    axis_of = _by_field("--axis", axes, wheres, "K")
-    cast_of = _by_field("--cast", casts, wheres, "DTYPE")
-    filled = _by_field("--unwritten", [f"{name}=yes" for name in unwritten], wheres, "yes")
+def source(args: argparse.Namespace, options: Options) -> InputSource:
+    """Return the arrays that the command line names, with the same number of samples."""
+    wheres, notes = addresses(args.files, args.field)
+    axis_of = _by_field("--axis", args.axis, wheres, "K")
+    cast_of = _by_field("--cast", args.cast, wheres, "DTYPE")
+    filled = _by_field("--unwritten", [f"{name}=yes" for name in args.unwritten], wheres, "yes")
     columns, fields = [], {}
     for name, parts in wheres.items():
         given = axis_of.get(name, "none" if parts[0].matched else "")
-        column, fields[name] = open_parts(
-            *(name, parts, _axis(given or "0"), _dtype(cast_of.get(name, ""))),
-            unwritten=name in filled,
-        )
+        how = _axis(given or "0"), _dtype(cast_of.get(name, ""))
+        column, fields[name] = open_parts(name, parts, *how, unwritten=name in filled)
         columns.append(column)
         notes.append(column.note)
     if not options.quiet:
         for note in filter(None, notes):
             print(f"note: {note}", file=sys.stderr)
     total = _count(columns)
-    by_value = [column.name for column in columns if is_name(fields[column.name])]
-    split = options.split.column if isinstance(options.split, ByColumn) else ""
     row_bytes = max(1, sum(column.nbytes for column in columns) // total)
-    ends = list(ranges(total, max(1, options.shard_bytes // row_bytes)))
+    paths = dict.fromkeys(part.where.path for column in columns for part in column.parts)
+    known = {path: SourceFile.of(path) for path in paths}
     return _Arrays(
         name="arrays",
         fields=fields,
         pieces=[
-            Piece((start, stop), of_piece, (stop - start) * row_bytes)
-            for (start, stop), of_piece in zip(ends, _source_files(columns, ends), strict=True)
+            Piece((start, stop), _files(columns, start, stop, known), (stop - start) * row_bytes)
+            for start, stop in ranges(total, max(1, options.shard_bytes // row_bytes))
         ],
         identity={
             c.name: {
@@ -191,9 +165,8 @@ def arrays(
             for c in columns
         },
         about={"fields": {column.name: _about(column) for column in columns}},
-        columns=by_value,
+        columns=[name for name, field in fields.items() if is_name(field)],
         data=tuple(columns),
-        column=split if split in by_value else "",
         step=max(1, BLOCK_BYTES // row_bytes),
     )
 
@@ -250,15 +223,9 @@ def _about(column: ArrayColumn) -> dict[str, Any]:
     return about | ({"cast": column.cast} if column.cast else {})
 
 
-def _source_files(
-    columns: Sequence[ArrayColumn], ends: Sequence[tuple[int, int]]
-) -> Iterator[tuple[SourceFile, ...]]:
-    """Yield for each piece the files that it is read from."""
-    known: dict[str, SourceFile] = {}
-    for start, stop in ends:
-        spans = (part for column in columns for part, *_ in column.spans(start, stop))
-        paths = dict.fromkeys(part.where.path for part in spans)
-        for path in paths:
-            if path not in known:
-                known[path] = SourceFile.of(path)
-        yield tuple(known[path] for path in paths)
+def _files(
+    columns: Sequence[ArrayColumn], start: int, stop: int, known: Mapping[str, SourceFile]
+) -> list[SourceFile]:
+    """Return the files that a piece is read from."""
+    spans = (part for column in columns for part, *_ in column.spans(start, stop))
+    return [known[path] for path in dict.fromkeys(part.where.path for part in spans)]

@@ -17,26 +17,24 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.labelled import FOLDER, Labelled, by_folder, by_list, numbers
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import SampleCollector, Unusable
+from data_prep.formats.samples import Unusable
 from data_prep.options import Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SampleBlock, SourceFile
+from data_prep.sources.stream import Encoded, Stream
 from data_prep.writing.split import ByColumn, ByFile
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 
-ARGUMENTS = (
-    """
+ARGUMENTS = f"""
 source=SRC : path
     a folder, or a list of paths
 [labels]
@@ -48,43 +46,35 @@ source=SRC : path
     the list's column of labels
 --allow-outside
     allow paths in a list, and symbolic links, that lead out of its folder or of SRC
-""",
-    pixels.add_arguments,
-    writing(),
-)
+{pixels.OPTIONS}
+{writing()}
+"""
 EPILOG = pixels.__doc__
 
 
 @dataclass(frozen=True)
-class _ImageSource(InputSource):
-    pixels: Pixels = field(default_factory=Pixels)
-    root: str = ""
-    singly: bool = False  # the split is by file, so each block has one image
+class _Images(Stream):
+    keyed = True
 
     def read(self, what: Labelled, reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
         for problem in what.problems:
             reading.bad(*problem)
-        samples = SampleCollector(self.fields, self.root, columned=bool(what.column))
-        shape = None if self.pixels.encoded else self.fields["image"]
+        yield from super().read(what, reading)
+
+    def encoded(self, what: Labelled, reading: BadRecords) -> Iterator[Encoded]:
+        """See `Stream`."""
         for i, file in enumerate(what):
             record = what.records[i] if what.records else ""
-            try:
-                image = self.pixels.sample(_content(file), shape)
-            except Unusable as error:
-                reading.bad(file.path, record, str(error))
-                continue
-            sample = {"image": image}
-            if what.labels:
-                sample["label"] = np.array(what.labels[i])
-            name = what.names[i]
-            if self.singly:
-                samples = SampleCollector(self.fields, file.path, columned=bool(what.column))
-            samples.add(sample, name, os.fsencode(name), what.column[i] if what.column else "")
-            if samples.full or self.singly:
-                yield samples.take()
-        if len(samples):
-            yield samples.take()
+            decode = partial(self._values, what, i)
+            yield Encoded(file.path, record, decode, os.fsencode(what.names[i]))
+
+    def _values(self, what: Labelled, i: int) -> tuple[dict[str, Any], str]:
+        content = _content(what[i])
+        values: dict[str, Any] = {"image": self.pixels.sample(content, self.fields.get("image"))}
+        if what.labels:
+            values["label"] = what.labels[i]
+        return values, what.column[i] if what.column else ""
 
 
 def source(args: argparse.Namespace, options: Options) -> InputSource:
@@ -109,17 +99,16 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     if labels:
         names, found.labels = numbers(found)
     for name in set(found.column) if by_column else ():
-        check_name(name, "split")
-    spec = pixels.field or _first(pixels, found, BadRecords(options.on_error), path)
-    fields = {"image": spec} | ({"label": Field("int64")} if labels else {})
+        if problem := name_problem(name, "split"):
+            raise DataError(problem)
     if ignored and not options.quiet:
         said = f"{len(ignored)} files are no images and are ignored, such as {ignored[0]!r}"
         print(said, file=sys.stderr)
     found.problems = [(p.file, p.record, p.reason) for p in problems.found]
-    return _ImageSource(
+    made = _Images(
         name="images",
-        fields=fields,
-        pieces=_pieces(found, spec, options.shard_bytes),
+        fields={},
+        pieces=[Piece(found)],
         identity={"pixels": asdict(pixels), "content": found.digest(), "classes": names},
         about={
             "from": str(path.absolute()),
@@ -127,22 +116,17 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
             "first_ignored": next(iter(ignored), ""),
         },
         categories={} if names is None else {"label": names},
-        columns=(split,) if split else (FOLDER,) if path.is_dir() else (),
         pixels=pixels,
-        root=found.root,
-        singly=isinstance(options.split, ByFile),
+        images=frozenset(["image"]),
+        by_file=isinstance(options.split, ByFile),
+    ).with_fields(options, (), f"{path}: none of its images can be used")
+    return replace(
+        made,
+        pieces=_pieces(found, made.fields["image"], options.shard_bytes),
+        columns=(split,) if split else (FOLDER,) if path.is_dir() else (),
+        by_field=False,
+        begin=(None, ()),  # the times of the files are compared
     )
-
-
-def _first(pixels: Pixels, found: Labelled, problems: BadRecords, path: Path) -> Field:
-    """Return the field of the first image."""
-    for i, file in enumerate(found):
-        try:
-            image = pixels.sample(_content(file))
-            return pixels.field_of(image)
-        except Unusable as error:
-            problems.bad(file.path, found.records[i] if found.records else "", str(error))
-    raise DataError(f"{path}: none of its images can be used, as {problems.found[0]}")
 
 
 def _pieces(found: Labelled, spec: Field, shard_bytes: int) -> list[Piece]:

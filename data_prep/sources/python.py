@@ -59,10 +59,10 @@ function=CODE
 class _Python(Stream):
     code: Code = field(default_factory=lambda: Code("", "", {}))
 
-    def encoded(self, file: str, what: int, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, what: int, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         for record, values in self.code.items(what):
-            yield Encoded(record, partial(sample_of, values))
+            yield Encoded(self.code.file, record, partial(sample_of, values))
 
 
 def source(args: argparse.Namespace, options: Options) -> InputSource:
@@ -76,7 +76,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     return _Python(
         name="python",
         fields={},
-        pieces=[Piece((file, part), files) for part in range(code.parts or 1)],
+        pieces=[Piece(part, files) for part in range(code.parts or 1)],
         identity={"function": name, "args": given, "parts": code.parts},
         about={"from": f"{file}:{name}", "args": given},
         own=SPLIT,

@@ -71,30 +71,27 @@ class _Repack(InputSource):
     folder: str = ""  # folder of the data set
     # The fields of the source, with their places in its files.
     stored: tuple[tuple[str, Field], ...] = ()
-    shards: tuple[Shard, ...] = ()  # all shards, group after group
-    files: tuple[SourceFile, ...] = ()  # the shards' files, as they were when the work was planned
-    # Number of the first shard of each group, and the number of all shards.
-    groups: tuple[int, ...] = ()
+    groups: Sequence[Sequence[Shard]] = ()  # the shards of each group
+    # The files of the shards, as they were when the work was planned.
+    files: Sequence[Sequence[SourceFile]] = ()
     seed: int | None = None  # seed of the random order; None keeps the order of the source
     bytes_each: int = 1  # approximate bytes of a sample
 
     def read(self, what: _Part, reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        first, last = self.groups[what.group : what.group + 2]
+        shards, files = self.groups[what.group], self.files[what.group]
         for number in what.owned:
-            shard = self.shards[number]
-            check_digest(Path(self.folder, shard.path), shard)
+            check_digest(Path(self.folder, shards[number].path), shards[number])
         if what.group not in self._readers:
-            shards = self.shards[first:last]
             self._readers[what.group] = reader_of(self.folder, dict(self.stored), shards)
         reader = self._readers[what.group]
         touched: set[int] = set()
         for samples, values in self._values(what, reader):
             numbers, rows = reader.locate(samples)
             touched |= set(numbers.tolist())
-            yield self._block([self.shards[first + n] for n in numbers.tolist()], rows, values)
+            yield self._block([shards[number] for number in numbers.tolist()], rows, values)
         for number in touched:  # check that the shards were not written to since they were planned
-            self.files[first + number].check()
+            files[number].check()
 
     @cached_property
     def _readers(self) -> dict[int, Reader]:
@@ -134,20 +131,16 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         raise ConfigError(f"--split {options.split} goes by the shards, which --shuffle mixes")
     kept = [index.split(name).shards for name in index.splits]
     groups = kept if keep else [index.shards]
-    shards = tuple(shard for group in groups for shard in group)
-    files = tuple(SourceFile.of(src / shard.path) for shard in shards)
-    firsts = np.cumsum([0, *map(len, groups)]).tolist()
-    bytes_each = _bytes_each(src, shards, stored)
+    files = [[SourceFile.of(src / shard.path) for shard in group] for group in groups]
+    bytes_each = _bytes_each(src, index.shards, stored)
     size = options.shard_bytes
     if any(field.variable for field in stored.values()):
         size = int(size * FULL)
     pieces = []
     for number, group in enumerate(groups):
-        parts = _parts(number, firsts[number], group, max(1, size // bytes_each), seed)
-        for part in parts:
-            count = part.stop - part.start
-            owned = tuple(files[i] for i in part.owned)
-            pieces.append(Piece(part, owned, count * bytes_each))
+        for part in _parts(number, group, max(1, size // bytes_each), seed):
+            owned = [files[number][i] for i in part.owned]
+            pieces.append(Piece(part, owned, (part.stop - part.start) * bytes_each))
     return _Repack(
         name="repack",
         # Without the places of the source's datasets: the output has its own.
@@ -167,17 +160,14 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         group=index.group if keep else "",
         folder=str(src),
         stored=tuple(stored.items()),
-        shards=shards,
+        groups=groups,
         files=files,
-        groups=tuple(firsts),
         seed=seed,
         bytes_each=bytes_each,
     )
 
 
-def _parts(
-    group: int, first: int, shards: Sequence[Shard], size: int, seed: int | None
-) -> list[_Part]:
+def _parts(group: int, shards: Sequence[Shard], size: int, seed: int | None) -> list[_Part]:
     """Cut a group into parts of `size` samples; each shard is owned by one part."""
     counts = np.array([shard.count for shard in shards])
     ends = list(ranges(int(counts.sum()), size))
@@ -186,7 +176,7 @@ def _parts(
     begins = np.cumsum(counts) - counts
     owners = begins // size if seed is None else np.arange(len(shards)) % len(ends)
     order = np.argsort(owners, kind="stable")
-    owned = np.split(first + order, np.searchsorted(owners[order], np.arange(1, len(ends))))
+    owned = np.split(order, np.searchsorted(owners[order], np.arange(1, len(ends))))
     return [
         _Part(group, *pair, tuple(mine.tolist())) for pair, mine in zip(ends, owned, strict=True)
     ]

@@ -10,14 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import xxhash
 
 from data_prep.formats.images.pixels import Pixels
-from data_prep.formats.samples import (
-    SampleCollector,
-    Unusable,
-    fields_of,
-    fit_all,
-    is_name,
-    text_of,
-)
+from data_prep.formats.samples import SampleCollector, Unusable, fields_of, fit_all, is_name
 from data_prep.options import Options
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.split import ByColumn
@@ -30,8 +23,9 @@ _COMPARED = 8  # samples at the begin that must be the same when they are asked 
 class Encoded(NamedTuple):
     """A sample that is not decoded yet."""
 
+    file: str  # the file that it comes from
     record: str  # its name for messages
-    # Returns its values by field, and the name of its split or "", or raises `Unusable`.
+    # Returns its values by field, and the value of its column or "", or raises `Unusable`.
     decode: Callable[[], tuple[Mapping[str, Any], str]]
     key: bytes = b""  # the key that decides its split, if the source is `keyed`
 
@@ -43,24 +37,25 @@ class Stream(InputSource):
     keyed: ClassVar[bool] = False  # whether samples have keys, or their content decides the split
     pixels: Pixels = field(default_factory=Pixels)  # how images become samples
     images: frozenset[str] = frozenset()  # the fields that are images
-    column: str = ""  # the field whose values name the splits, or `own`, or ""
+    with_column: bool = False  # whether samples come with the value of a column
+    by_field: bool = False  # whether a field names the splits, whatever that column says
+    by_file: bool = False  # whether the split is by file, so that a block has samples of one file
     # The piece that has the first sample, and digests of that one and some that follow it.
     begin: tuple[Any, Sequence[str]] = None, ()
 
     @abstractmethod
-    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
-        """Yield the samples of a piece, whose `what` is these two: the file is for messages."""
+    def encoded(self, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+        """Yield the samples of a piece, by its `what`."""
 
-    def read(self, what: tuple[str, Any], reading: BadRecords) -> Iterator[SampleBlock]:
+    def read(self, what: Any, reading: BadRecords) -> Iterator[SampleBlock]:
         """See `InputSource`."""
-        file, inside = what
         begin = list(self.begin[1]) if what == self.begin[0] else []
-        by_field = self.column in self.fields and self.column != self.own
-        samples = SampleCollector(self.fields, file, keyed=self.keyed, columned=bool(self.column))
-        for record, decode, key in self.encoded(file, inside, reading):
+        columned = self.with_column and not self.by_field
+        samples = SampleCollector(self.fields, keyed=self.keyed, columned=columned)
+        for file, record, decode, key in self.encoded(what, reading):
             try:
                 values, split = decode()
-                if bool(split) != bool(self.own):
+                if bool(split) != self.with_column:
                     raise Unusable("some samples have a 'split', some have none")
                 sample = fit_all(values, self.fields)
                 if begin and begin.pop(0) != _digest(sample):
@@ -72,9 +67,9 @@ class Stream(InputSource):
             except Unusable as error:
                 reading.bad(file, record, str(error))
                 continue
-            if by_field:
-                split = text_of(sample[self.column])
-            samples.add(sample, record, key, split)
+            if len(samples) and self.by_file and samples.file != file:
+                yield samples.take()
+            samples.add(sample, file, record, key, split)
             if samples.full:
                 yield samples.take()
         if len(samples):
@@ -87,9 +82,9 @@ class Stream(InputSource):
         is no such sample.
         """
         problems = BadRecords(options.on_error)
-        for file, inside in (piece.what for piece in self.pieces):
-            found = iter(self.encoded(file, inside, problems))
-            for record, decode, _ in found:
+        for piece in self.pieces:
+            found = iter(self.encoded(piece.what, problems))
+            for file, record, decode, _ in found:
                 try:
                     values, split = decode()
                     fields = fields_of(values, variable)
@@ -99,20 +94,21 @@ class Stream(InputSource):
                     problems.bad(file, record, str(error))
                     continue
                 begin = [_digest(first)]
-                for _, following, _ in islice(found, _COMPARED - 1):
+                for _, _, following, _ in islice(found, _COMPARED - 1):
                     with suppress(Unusable):
                         values, name = following()
                         if bool(name) == bool(split):  # `read` leaves out the others
                             begin.append(_digest(fit_all(values, fields)))
-                own = [self.own] if split else []
-                by = options.split.column if isinstance(options.split, ByColumn) else ""
+                own, by = self.own if split else "", options.split
+                names = [name for name, field in fields.items() if is_name(field)]
                 return replace(
                     self,
                     fields=fields,
-                    own="".join(own),
-                    columns=[*own, *(name for name, field in fields.items() if is_name(field))],
-                    column=by or "".join(own),
-                    begin=((file, inside), begin),
+                    own=own,
+                    columns=[*filter(None, [own]), *names],
+                    with_column=bool(split),
+                    by_field=isinstance(by, ByColumn) and by.column in fields,
+                    begin=(piece.what, begin),
                 )
         raise DataError(f"{none}{problems.why()}")
 

@@ -37,7 +37,7 @@ from data_prep.formats.opening import naming, one_line, pyarrow
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.column_choice import ColumnChoice, categorical, listed
 from data_prep.formats.tables.columns import Column, plain
-from data_prep.formats.tables.csv_files import Csv, RowBatch
+from data_prep.formats.tables.csv_files import Csv
 from data_prep.options import Options, pairs, writing
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from hpctrain.base.errors import ConfigError, DataError
@@ -87,16 +87,16 @@ class _TableSource(InputSource):
         arrow = pyarrow()
         for part in what:
             try:
-                for rows in tables.rows_of(part, names, self.csv):
-                    yield from self._blocks(rows, columns, part.path, reading)
+                for batch, first in tables.rows_of(part, names, self.csv):
+                    yield from self._blocks(batch, first, columns, part.path, reading)
             except arrow.ArrowException as error:
                 raise DataError(f"{part.path} cannot be converted: {one_line(error)}") from None
 
     def _blocks(
-        self, rows: RowBatch, columns: Sequence[Column], path: str, reading: BadRecords
+        self, batch: Any, first: int, columns: Sequence[Column], path: str, reading: BadRecords
     ) -> Iterator[SampleBlock]:
         """Yield the rows of a batch that can be used; report the others in their order."""
-        batch, bad = rows.batch, dict[int, str]()
+        bad: dict[int, str] = {}
         for column in columns if batch.num_rows else ():
             bad = column.problems(batch.column(column.name)) | bad
         if self.column and batch.num_rows:
@@ -104,7 +104,7 @@ class _TableSource(InputSource):
             why = f"column {self.column!r} is null; --split or --group goes by it"
             bad = dict.fromkeys(np.flatnonzero(null).tolist(), why) | bad
         for row, why in sorted(bad.items()):
-            reading.bad(path, f"row {rows.number(row)}", why)
+            reading.bad(path, f"row {first + row}", why)
         if len(bad) == batch.num_rows:
             return
         kept = np.delete(np.arange(batch.num_rows), list(bad))
@@ -120,7 +120,7 @@ class _TableSource(InputSource):
             values,
             column=texts,
             file=path,
-            records=lambda sample: f"row {rows.number(int(kept[sample]))}",
+            records=lambda sample: f"row {first + int(kept[sample])}",
         )
 
 
@@ -144,25 +144,16 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         schema, csv = _schema(first, choice, csv)
         column = options.column if options.column in schema.names else ""
         chosen = choice.choose(schema.names)
-        outputs = choice.outputs(chosen)
-        needed = [*chosen, *([column] if column else [])]
+        needed = [*(each.name for each in chosen), *([column] if column else [])]
         for path in others:
             some = needed if choice.columns or choice.drop else None
             _check_same(first, schema, path, csv, some)
         categories = categorical(found.files, choice, csv, schema)
-        fields_of = {
-            target: [
-                Column.of(
-                    name,
-                    schema.field(name).type,
-                    "" if (cast := choice.cast_of(name, target)) == "text" else cast,
-                    choice.null.get(name),
-                    categories.get(name),
-                )
-                for name in names
-            ]
-            for target, names in outputs.items()
-        }
+        fields_of: dict[str, list[Column]] = {}
+        for name, target, cast in chosen:
+            kind, cast = schema.field(name).type, "" if cast == "text" else cast
+            made = Column.of(name, kind, cast, choice.null.get(name), categories.get(name))
+            fields_of.setdefault(target, []).append(made)
         fields = {
             name: _field(name, group, name in choice.stack) for name, group in fields_of.items()
         }
@@ -186,7 +177,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         about={
             "from": [str(source.absolute()) for source in args.sources],
             "ignored": found.ignored,
-            "types": {name: str(schema.field(name).type) for name in chosen},
+            "types": {each.name: str(schema.field(each.name).type) for each in chosen},
         },
         categories={
             target: list(map(str, group[0].categories))
@@ -209,15 +200,10 @@ def _schema(path: str, choice: ColumnChoice, csv: Csv) -> tuple[Any, Csv]:
             raise ConfigError(f"--cast …=text is for CSV; {path} has types of its own")
         return tables.schema_of(path, csv), csv
     schema = tables.schema_of(path, csv)
-    chosen = frozenset(choice.choose(schema.names))
-    outputs = {
-        name: target
-        for target, names in choice.outputs([n for n in schema.names if n in chosen]).items()
-        for name in names
-    }
+    chosen = {each.name: each.cast for each in choice.choose(schema.names)}
     types, exact = {}, set()
     for name, kind in zip(schema.names, schema.types, strict=True):
-        cast = choice.cast_of(name, outputs.get(name, ""))
+        cast = chosen.get(name) or choice.cast.get(name, "")
         kind = _csv_type(cast, kind)
         if pa.types.is_null(kind):
             if name in chosen:

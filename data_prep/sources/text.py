@@ -68,33 +68,6 @@ sources=SRC+ : path
 
 
 @dataclass(frozen=True)
-class _Corpus:
-    """The files with documents, and how they are read."""
-
-    found: files.FoundFiles
-    reader: documents.DocumentReader
-
-    def parts(self, nbytes: int) -> Iterator[tuple[FileRange, SourceFile, int]]:
-        """Yield all parts, each with its file and the approximate bytes of its text."""
-        for file in self.found.files:
-            for part, size in self.reader.parts(file, nbytes):
-                yield part, file, size
-
-    def sample(self, limit: int, step: int = 2**22) -> Iterator[str]:
-        """Yield documents from all parts of the corpus, in total about `limit` bytes at most."""
-        parts = list(self.parts(step))
-        total = max(1, sum(size for _, _, size in parts))
-        room = 0.0 if total > limit else math.inf
-        for part, _, size in parts:  # what a part leaves, the next may take
-            room += size * limit / total
-            for document in self.reader.read(part, BadRecords("skip")) if room > 0 else ():
-                yield document.text
-                room -= len(document.text.encode())
-                if room <= 0:
-                    break
-
-
-@dataclass(frozen=True)
 class _Text(InputSource):
     reader: documents.DocumentReader = field(default_factory=documents.DocumentReader)
     tokenizer: Tokenizer = field(default_factory=tokens.of_bytes)
@@ -130,10 +103,9 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         raise ConfigError(f"--eod {args.eod!r} is for --tokenizer FILE.json, which may have it")
     reader = documents.DocumentReader(args.documents == "lines", args.text_column, options.column)
     found = files.find(args.sources, args.glob or documents.PATTERNS, args.allow_outside)
-    corpus = _Corpus(found, reader)
     if args.train_bpe is not None:
         name = f"trained on {', '.join(map(str, args.sources))}"
-        texts = corpus.sample(_TRAIN_BYTES)
+        texts = _sample(found.files, reader, _TRAIN_BYTES)
         tokenizer = tokens.trained(texts, args.train_bpe, name, quiet=args.quiet)
     elif args.tokenizer == "bytes":
         tokenizer = tokens.of_bytes()
@@ -143,7 +115,11 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     growth = width / (_BYTES_PER_TOKEN if tokenizer.content else 1)
     # A little less than a shard; otherwise most pieces would write a small second shard.
     room = max(1, int(options.shard_bytes / growth * 0.9))
-    parts = ((part, file, int(size * growth)) for part, file, size in corpus.parts(room))
+    parts = (
+        (part, file, int(size * growth))
+        for file in found.files
+        for part, size in reader.parts(file, room)
+    )
     pieces: list[Piece] = files.pieces(parts, int(room * growth))
     by_file = isinstance(options.split, ByFile)
     sources = [str(source.absolute()) for source in args.sources]
@@ -171,3 +147,19 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
         tokenizer=tokenizer,
         by_file=by_file,
     )
+
+
+def _sample(
+    found: Sequence[SourceFile], reader: documents.DocumentReader, limit: int, step: int = 2**22
+) -> Iterator[str]:
+    """Yield documents from all parts of all files, in total about `limit` bytes at most."""
+    parts = [part for file in found for part in reader.parts(file, step)]
+    total = max(1, sum(size for _, size in parts))
+    room = 0.0 if total > limit else math.inf
+    for part, size in parts:  # what a part leaves, the next may take
+        room += size * limit / total
+        for document in reader.read(part, BadRecords("skip")) if room > 0 else ():
+            yield document.text
+            room -= len(document.text.encode())
+            if room <= 0:
+                break

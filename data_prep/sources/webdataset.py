@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from data_prep.formats.files import in_folders
 from data_prep.formats.images import pixels
 from data_prep.formats.images.image_files import SUFFIXES
 from data_prep.formats.images.pixels import Pixels
@@ -34,24 +35,23 @@ from data_prep.formats.samples import Unusable, key_of
 from data_prep.options import VARIABLE, Options, writing
 from data_prep.source import BadRecords, InputSource, Piece, SourceFile
 from data_prep.sources.stream import Encoded, Stream
-from hpctrain.base.errors import ConfigError, DataError
+from hpctrain.base.errors import ConfigError
 
-IMAGES = frozenset(suffix[1:] for suffix in SUFFIXES)
-NUMBERS, TEXTS = ("cls", "index"), ("txt", "text", "transcript")
-KINDS = ", ".join([*sorted(IMAGES), *NUMBERS, *TEXTS, "npy", "json:KEY", "or any as EXT:bytes"])
+IMAGES = sorted(suffix[1:] for suffix in SUFFIXES)
+KINDS = dict.fromkeys(IMAGES, "image")  # the kind of members by the end of their extension
+KINDS |= dict.fromkeys(("cls", "index"), "number")
+KINDS |= dict.fromkeys(("txt", "text", "transcript"), "text") | {"npy": "array"}
 
-ARGUMENTS = (
-    f"""
+ARGUMENTS = f"""
 tars=TAR+ : path
     a tar, or a folder
 --field NAME=EXT,… ...
     the field NAME is the member with one of these extensions; json:KEY takes a key of a JSON
     object, EXT:bytes takes the bytes of any member
 {VARIABLE}
-""",
-    pixels.add_arguments,
-    writing(),
-)
+{pixels.OPTIONS}
+{writing()}
+"""
 EPILOG = pixels.__doc__
 
 
@@ -68,12 +68,12 @@ class _WebDataset(Stream):
     keyed = True
     members: Mapping[str, _Member] = field(default_factory=dict)
 
-    def encoded(self, file: str, what: Any, reading: BadRecords) -> Iterator[Encoded]:
+    def encoded(self, what: str, reading: BadRecords) -> Iterator[Encoded]:
         """See `Stream`."""
         extensions = frozenset(e for m in self.members.values() for e in m.extensions)
-        for key, parts in samples(file, extensions, reading):
+        for key, parts in samples(what, extensions, reading):
             name = key.encode("utf-8", "surrogateescape")
-            yield Encoded(f"sample {key!r}", partial(self._values, parts), name)
+            yield Encoded(what, f"sample {key!r}", partial(self._values, parts), name)
 
     def _values(self, parts: Mapping[str, bytes]) -> tuple[dict[str, Any], str]:
         """Decode the members of a sample."""
@@ -108,7 +108,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
     found = _WebDataset(
         name="webdataset",
         fields={},
-        pieces=[Piece((file.path, None), (file,), bytes=file.size) for file in files],
+        pieces=[Piece(file.path, (file,), bytes=file.size) for file in files],
         identity={"members": members, "pixels": asdict(pixels)},
         about={"from": [str(tar.absolute()) for tar in tars]},
         pixels=pixels,
@@ -120,14 +120,7 @@ def source(args: argparse.Namespace, options: Options) -> InputSource:
 
 
 def _tars(paths: Sequence[Path]) -> list[Path]:
-    tars: list[Path] = []
-    for path in paths:
-        found = [path]
-        if path.is_dir():
-            found = sorted(p for p in path.iterdir() if ".tar" in p.suffixes or p.suffix == ".tgz")
-        if not found:
-            raise DataError(f"{path} has no .tar files")
-        tars += found
+    tars = [*in_folders(paths, lambda p: ".tar" in p.suffixes or p.suffix == ".tgz", ".tar")]
     for path, count in Counter(tars).items():
         if count > 1:
             raise ConfigError(f"{path} is given twice")
@@ -148,7 +141,8 @@ def _members(named: Sequence[str]) -> dict[str, _Member]:
         kinds = {"bytes" if how == "bytes" else "" if how else _kind(ext) for ext, _, how in parts}
         if not name or not all(ext for ext, _, _ in parts) or len(kinds) > 1 or "" in kinds:
             raise ConfigError(
-                f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: {KINDS}"
+                f"--field {text!r}: it is NAME=EXT,… with extensions of one kind: "
+                f"{', '.join(KINDS)}, json:KEY, or any as EXT:bytes"
             )
         members[name] = _Member(tuple(ext for ext, _, _ in parts), kinds.pop())
     return members
@@ -156,11 +150,7 @@ def _members(named: Sequence[str]) -> dict[str, _Member]:
 
 def _kind(extension: str) -> str:
     """Return the kind of the members with this extension, or "" if it is not known."""
-    last = extension.rpartition(".")[2]
-    for kind, known in (("image", IMAGES), ("number", NUMBERS), ("text", TEXTS)):
-        if last in known:
-            return kind
-    return "array" if last == "npy" else ""
+    return KINDS.get(extension.rpartition(".")[2], "")
 
 
 def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
@@ -184,7 +174,7 @@ def _by_default(tar: str, parts: Mapping[str, bytes]) -> dict[str, _Member]:
         if problem:
             raise ConfigError(f"{tar}: {problem}: give every field, such as --field {cure}")
         # Other samples may have another image format.
-        others = sorted(IMAGES - {extension}) if kind == "image" else []
+        others = [image for image in IMAGES if image != extension] if kind == "image" else []
         members[name] = _Member((extension, *others), kind)
     return members
 

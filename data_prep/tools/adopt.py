@@ -23,22 +23,24 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from data_prep import processes
+from data_prep.formats.files import in_folders
 from data_prep.formats.hdf5.foreign import FieldSource, described, look
-from data_prep.formats.hdf5.survey import Survey
+from data_prep.formats.hdf5.survey import survey
 from data_prep.options import pairs
-from data_prep.source import SourceFile, readable
-from data_prep.writing.commit import PARTIAL, storage_error
+from data_prep.source import SourceFile
+from data_prep.writing.commit import PARTIAL, writable
 from data_prep.writing.finalize import made_by, statistics_of, summary
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByFile, parse_split
 from hpctrain.base.errors import ConfigError, DataError, StorageError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards import index as index_file
-from hpctrain.data.shards.field import Field, check_name
-from hpctrain.data.shards.index import Index
+from hpctrain.data.shards.field import Field, name_problem
+from hpctrain.data.shards.index import Index, Shard
 
 SUFFIXES = (".h5", ".hdf5")
 
@@ -86,35 +88,29 @@ def run(args: argparse.Namespace) -> None:
             f"cannot write index.json into {folder}: permission denied; it has to lie in the "
             "files' folder, or above (--out)"
         )
-    work = Survey(folder, paths, sources, counts, splits, schema)
+    shards = [
+        Shard(path, split, count, source.size, "")
+        for path, split, count, source in zip(paths, splits, counts, sources, strict=True)
+    ]
+    task = partial(survey, folder, schema, shards, sources)
     nbytes = sum(source.size for source in sources)
     with ProgressBar(samples=None, nbytes=nbytes, quiet=args.quiet) as progress:
-        looked = dict(processes.run(work.look, range(len(paths)), workers, progress.advance))
-    found = [looked[number] for number in range(len(paths))]
+        looked = processes.results(task, len(paths), workers, progress.advance)
     index = Index(
         fields=schema,
         shards=tuple(
-            each.shard
-            for name in dict.fromkeys(splits)
-            for each in found
-            if each.shard.split == name
+            shard for name in dict.fromkeys(splits) for shard, _ in looked if shard.split == name
         ),
-        statistics=statistics_of({each.shard.split: each.moments} for each in found),
+        statistics=statistics_of({shard.split: moments} for shard, moments in looked),
         provenance={
             **made_by(args.command_line),
             "options": {"statistics": True},
-            "source": {
-                "name": "index",
-                "files": len(found),
-                "bytes": sum(each.shard.bytes for each in found),
-            },
+            "source": {"name": "index", "files": len(paths), "bytes": nbytes},
             "fingerprint": fingerprint,
         },
     )
-    try:
+    with writable(folder):
         index.save(folder)  # atomically: readers see the old index or the new one
-    except OSError as error:
-        raise storage_error(folder, error) from None
     if not args.quiet:
         print(f"{folder}: {summary(index)}")
 
@@ -158,14 +154,7 @@ def _parse_fields(
 
 def _files(given: Sequence[Path]) -> Iterator[Path]:
     """Yield the files, and the files in the folders."""
-    for path in given:
-        inside = [path]
-        with readable(path):
-            if path.is_dir():
-                inside = sorted(p for p in path.iterdir() if p.suffix.lower() in SUFFIXES)
-        if not inside:
-            raise DataError(f"{path} has no {' or '.join(SUFFIXES)} files")
-        yield from inside
+    return in_folders(given, lambda path: path.suffix.lower() in SUFFIXES, " or ".join(SUFFIXES))
 
 
 def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
@@ -201,10 +190,8 @@ def _located(given: Sequence[Path], out: Path | None) -> tuple[Path, list[str]]:
 def _splits(text: str, paths: Sequence[str]) -> list[str]:
     """Return the split of each file."""
     if "=" not in text:
-        try:
-            check_name(text, "split")
-        except DataError as error:
-            raise ConfigError(f"--split: {error}") from None
+        if problem := name_problem(text, "split"):
+            raise ConfigError(f"--split: {problem}")
         return [text] * len(paths)
     split = parse_split(f"file:{text.removeprefix('file:')}")
     assert isinstance(split, ByFile)

@@ -9,14 +9,15 @@ is a problem.
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from data_prep import console
-from data_prep.dataset import DataSet
+from data_prep.dataset import load
 from data_prep.options import DIR
 from data_prep.tools import verify
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.shards.index import Statistics
+from hpctrain.data.shards.index import Index, Statistics
 
 MOST = 20  # categories listed
 ARGUMENTS = f"""{DIR}
@@ -32,27 +33,22 @@ def run(args: argparse.Namespace) -> None:
     """Run the command."""
     if args.group and not args.verify:
         raise ConfigError("--group is for --verify: give both, or none")
-    data = DataSet(args.folder)
+    index = load(args.folder)
     if args.verify:
-        verify.run(data, args)
-    else:
-        _describe(data)
-
-
-def _describe(data: DataSet) -> None:
-    _print(data)
+        verify.run(args.folder, index, args.group)
+        return
+    _print(args.folder, index)
     try:
-        data.index.check(data.folder)
+        index.check(args.folder)
     except DataError as error:
         more = "`python -m data_prep inspect --verify` lists every problem"
         raise DataError(f"{error}. {more}") from None
 
 
-def _print(data: DataSet) -> None:
-    index = data.index
+def _print(folder: Path, index: Index) -> None:
     counts = {name: index.split(name).count for name in index.splits}
     size = console.size(sum(shard.bytes for shard in index.shards))
-    console.say(str(data.folder))
+    console.say(str(folder))
     console.say(f"{sum(counts.values()):,} samples, {len(index.shards):,} shards, {size}")
     console.say(index.digest)
 

@@ -1,19 +1,21 @@
 """Compare the shards of a data set with its index; see `inspect --verify`."""
 
-import argparse
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data_prep import console, processes
-from data_prep.dataset import DataSet, moments_of
+from data_prep.dataset import moments_of
 from data_prep.source import readable
 from data_prep.writing.finalize import statistics_of, summary
+from data_prep.writing.moments import Moments
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.progress_bar import ProgressBar
 from hpctrain.data.shards.index import Index
@@ -28,37 +30,36 @@ _Problem = tuple[str, str]
 """The path of a shard, "" for the index, and what is wrong."""
 
 
-def run(data: DataSet, args: argparse.Namespace) -> None:
+def run(folder: Path, index: Index, group: str) -> None:
     """Print what differs, and raise a DataError if something does; see `verify`."""
-    index = data.index
-    group = args.group or index.group
+    group = group or index.group
     if group and group not in index.fields:
         raise ConfigError(f"--group {group}: the fields are {', '.join(index.fields)}")
-    problems = verify(data, group, workers=len(os.sched_getaffinity(0)), quiet=False)
+    problems = verify(folder, index, group, workers=len(os.sched_getaffinity(0)), quiet=False)
     for shard, problem in problems:
         console.say(f"{shard or 'index.json'}: {problem}")
     if problems:
         bad = len({shard for shard, _ in problems if shard})
         count = f"{len(problems)} problem{'s'[: len(problems) != 1]}"
         where = f"{bad} of {len(index.shards)} shards" if bad else "the index"
-        raise DataError(f"{data.folder}: {count}, in {where}")
+        raise DataError(f"{folder}: {count}, in {where}")
     what = ["sizes", "schema", "offsets", "digests"]
     what += [f"groups of {group}"] * bool(group) + ["statistics"] * bool(index.statistics)
     checked = f"{', '.join(what[:-1])} and {what[-1]} are as the index says"
-    for line in f"{data.folder}: {checked}: {summary(index)}".splitlines():
+    for line in f"{folder}: {checked}: {summary(index)}".splitlines():
         console.say(line)
 
 
 def verify(
-    data: DataSet, group: str = "", *, workers: int = 1, quiet: bool = True
+    folder: Path, index: Index, group: str = "", *, workers: int = 1, quiet: bool = True
 ) -> list[_Problem]:
-    """Return all problems of a `DataSet`: where its shards differ from its index."""
-    index, shards = data.index, data.index.shards
+    """Return all problems of a data set: where its shards differ from its index."""
+    shards = index.shards
     samples, nbytes = sum(s.count for s in shards), sum(s.bytes for s in shards)
-    task, numbers = _Task(data, group).look, range(len(shards))
+    task = partial(_look, folder, index, group)
     with ProgressBar(samples, nbytes, quiet=quiet) as progress:
-        found = dict(processes.run(task, numbers, workers, progress.advance))
-    looks, groups = [found[number] for number in numbers], _Groups(group)
+        looks = processes.results(task, len(shards), workers, progress.advance)
+    groups = _Groups(group)
     for look in looks:
         groups.merge(look.groups)
     paths = Counter(shard.path for shard in shards)
@@ -113,42 +114,38 @@ class _Look:
 
     groups: _Groups
     problems: list[str] = field(default_factory=list)
-    moments: dict[str, Any] = field(default_factory=dict)  # see `Moments.state`, by field
+    moments: dict[str, Moments] = field(default_factory=dict)  # by field
 
 
-@dataclass(frozen=True)
-class _Task:
-    data: DataSet
-    group: str
+def _look(
+    folder: Path, index: Index, group: str, number: int, advance: processes.Progress
+) -> _Look:
+    """Look at a shard."""
+    shard, look = index.shards[number], _Look(_Groups(group))
+    path = folder / shard.path
 
-    def look(self, number: int, advance: processes.Progress) -> _Look:
-        """Look at a shard."""
-        shard, look = self.data.index.shards[number], _Look(_Groups(self.group))
-        path = self.data.folder / shard.path
-        try:
+    def note(rows: Mapping[str, Any]) -> None:
+        if group:
+            look.groups.add(shard.split, rows[group])
 
-            def note(rows: Mapping[str, Any]) -> None:
-                if self.group:
-                    look.groups.add(shard.split, rows[self.group])
-
-            moments = moments_of(self.data.folder, self.data.index.fields, shard, note)
-            look.moments = {name: values.state() for name, values in moments.items()}
-            for name, listed in shard.elements.items():
-                if (total := moments[name].total) != listed:
-                    problem = f"field {name!r} has {total} values, the index lists {listed}"
-                    look.problems.append(problem)
-            with readable(path):
-                digest = digest_file(path, advance)
-            if digest != shard.digest:
-                what = f"its content has the digest {digest}, the index lists {shard.digest}"
-                look.problems.append(what)
-        except MemoryError as error:
-            look.problems.append(f"a sample is too large to read: {error}")
-        except DataError as error:
-            message = str(error).removeprefix(f"shard {path}")
-            look.problems.append(message.removeprefix(":").strip())
-        advance(shard.count, 0)
-        return look
+    try:
+        look.moments = moments_of(folder, index.fields, shard, note)
+        for name, listed in shard.elements.items():
+            if (total := look.moments[name].total) != listed:
+                problem = f"field {name!r} has {total} values, the index lists {listed}"
+                look.problems.append(problem)
+        with readable(path):
+            digest = digest_file(path, advance)
+        if digest != shard.digest:
+            what = f"its content has the digest {digest}, the index lists {shard.digest}"
+            look.problems.append(what)
+    except MemoryError as error:
+        look.problems.append(f"a sample is too large to read: {error}")
+    except DataError as error:
+        message = str(error).removeprefix(f"shard {path}")
+        look.problems.append(message.removeprefix(":").strip())
+    advance(shard.count, 0)
+    return look
 
 
 def _wrong_statistics(index: Index, looks: Sequence[_Look]) -> Iterator[str]:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from data_prep.formats.samples import text_of
 from data_prep.source import BadRecords, InputSource, SampleBlock
 from data_prep.writing.sample_schema import check_batch
 from data_prep.writing.split import ByColumn, ByFile, Split
 from hpctrain.base.errors import DataError
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 from hpctrain.data.shards.ragged import Ragged, hash_keys, hash_rows, offsets_of, row_bytes
 from hpctrain.data.shards.types import Array, Int64s
 
@@ -29,10 +30,7 @@ class BlockSamples:
     def of(cls, block: SampleBlock, source: InputSource) -> "BlockSamples":
         """Return all samples of a block."""
         try:
-            rows = {
-                name: _native(value)
-                for name, value in check_batch(block.values, source.fields).items()
-            }
+            rows = check_batch(block.values, source.fields)
             count = len(next(iter(rows.values())))
             for what in ("keys", "column"):
                 given = getattr(block, what)
@@ -51,25 +49,22 @@ class BlockSamples:
             return self
         return BlockSamples(self.block, _only(self.rows, mask), self.which[mask])
 
-    def contents(self) -> list[bytes]:
-        """Return the bytes of each sample's fields, with the length of each sequence."""
+    def split_keys(self) -> Sequence[bytes]:
+        """Return the key of each sample that decides its split.
+
+        A block without keys has the bytes of the fields, with the length of each sequence.
+        """
+        if (keys := self.block.keys) is not None:
+            return keys if len(self) == len(keys) else [keys[i] for i in self.which.tolist()]
         parts = [row_bytes(value) for value in self.rows.values()]
         return parts[0] if len(parts) == 1 else list(map(b"".join, zip(*parts, strict=True)))
-
-    def split_keys(self) -> Sequence[bytes]:
-        """Return the key of each sample that decides its split."""
-        keys = self.block.keys
-        if keys is None:
-            return self.contents()
-        return keys if len(self) == len(keys) else [keys[i] for i in self.which.tolist()]
 
     def splits(self, split: Split) -> tuple[Sequence[str], NDArray[np.intp]]:
         """Return the names of splits, and for each sample the number of its name, (n,)."""
         if isinstance(split, ByColumn):
-            column = self.block.column
-            assert column is not None  # `convert` has checked that the source has it
             names: dict[str, int] = {}
-            numbers = [names.setdefault(str(column[i]), len(names)) for i in self.which.tolist()]
+            texts = self._texts(split.column)
+            numbers = [names.setdefault(text, len(names)) for text in texts]
             return list(names), np.array(numbers, np.intp)
         if isinstance(split, ByFile):
             return [split.of_file(self.block.file)], np.zeros(len(self), np.intp)
@@ -81,9 +76,14 @@ class BlockSamples:
         """Return the key of each sample's group, by a field or by the column of the block, (n,)."""
         if name in self.rows:
             return hash_rows(self.rows[name])
+        return hash_keys(text.encode() for text in self._texts(name))
+
+    def _texts(self, name: str) -> list[str]:
+        """Return the value of each sample in the column of the block, or else in a field."""
         column = self.block.column
-        assert column is not None  # `convert` has checked that the source has it
-        return hash_keys(str(column[i]).encode() for i in self.which.tolist())
+        if column is None:
+            return [text_of(np.asarray(value)) for value in self.rows[name]]
+        return [str(column[i]) for i in self.which.tolist()]
 
     def finite(self, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose values are all finite; report the others."""
@@ -99,14 +99,9 @@ class BlockSamples:
     def named(self, split: ByColumn, problems: BadRecords) -> "BlockSamples":
         """Return the samples whose column holds a valid split name; report the others."""
         names, numbers = self.splits(split)
-        reasons: dict[int, str] = {}
-        for place, name in enumerate(names):
-            try:
-                check_name(name, f"column {split.column!r}: split")
-            except DataError as error:
-                reasons[place] = str(error)
-        bad = np.flatnonzero(np.isin(numbers, list(reasons))).tolist()
-        return self._without({i: reasons[int(numbers[i])] for i in bad}, problems)
+        reasons = [name_problem(name, f"column {split.column!r}: split") for name in names]
+        why = {i: reasons[number] for i, number in enumerate(numbers.tolist()) if reasons[number]}
+        return self._without(why, problems)
 
     def _without(self, why: Mapping[int, str], problems: BadRecords) -> "BlockSamples":
         """Return the samples without these, which are reported with the reasons."""
@@ -117,15 +112,6 @@ class BlockSamples:
             record = f"sample {place}" if records is None else records(place)
             problems.bad(self.block.file, record, reason)
         return self.only(good)
-
-
-def _native(value: Array | Ragged) -> Array | Ragged:
-    """Return the values in native byte order, so that equal samples have equal bytes."""
-    array = value.values if isinstance(value, Ragged) else value
-    if array.dtype.isnative:
-        return value
-    array = array.astype(array.dtype.newbyteorder("="))
-    return Ragged(array, value.offsets) if isinstance(value, Ragged) else array
 
 
 def _only(rows: Rows, mask: NDArray[np.bool_]) -> Rows:

@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -62,14 +62,12 @@ def commit(folder: Path, index: Index, moves: Mapping[str, str]) -> None:
     """
     partial = folder / PARTIAL
     check_ours(folder)
-    try:
+    with writable(folder):
         index.save(partial)
         sync(partial)  # _MOVES without the index means that the index has been moved
         write_atomically(partial / _MOVES, json.dumps(dict(moves)))
         sync(partial)
         discard(folder)
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def resume(folder: Path) -> bool:
@@ -126,18 +124,18 @@ def settle(folder: Path, *, wait: float = 0) -> None:
         return
     if _MOVES not in names and not names <= {LOCK}:
         return
-    try:
-        descriptor = lock(folder, wait=wait)
+    with writable(folder):
+        try:
+            descriptor = lock(folder, wait=wait)
+        except StorageError:
+            if _MOVES in names:
+                raise
+            return  # the other process has only just begun
         try:
             if set(os.listdir(folder / PARTIAL)) <= {LOCK} or resume(folder):
                 discard(folder)
         finally:
             unlock(descriptor)
-    except StorageError:
-        if _MOVES in names:
-            raise  # without _MOVES the other process has only just begun
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def lock(folder: Path, *, shared: bool = False, wait: float = 0) -> int | None:
@@ -194,12 +192,16 @@ def unlock(descriptor: int | None) -> None:
         os.close(descriptor)
 
 
-def storage_error(path: Path, error: OSError) -> StorageError:
-    """Return the error for a file or folder that cannot be written."""
-    # A message of HDF5 is a trace of its code; the system's message is somewhere in it.
-    system = re.search(r"error message = '([^']+)'", str(error))
-    why = error.strerror or (system[1] if system else str(error))
-    return StorageError(f"cannot write {path}: {why}")
+@contextmanager
+def writable(path: Path) -> Iterator[None]:
+    """Turn the system's errors into one that names the file or folder that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        # A message of HDF5 is a trace of its code; the system's message is somewhere in it.
+        system = re.search(r"error message = '([^']+)'", str(error))
+        why = error.strerror or (system[1] if system else str(error))
+        raise StorageError(f"cannot write {path}: {why}") from None
 
 
 def _empty(partial: Path) -> None:

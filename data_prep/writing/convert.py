@@ -29,8 +29,8 @@ from data_prep.source import InputSource
 from data_prep.writing import commit
 from data_prep.writing.finalize import BESIDE, REPORT, finalize, made_by, summary
 from data_prep.writing.job import WAIT_S, Conversion
-from data_prep.writing.passes import GroupError, choose
-from data_prep.writing.piece import Converter, NotTheSameError
+from data_prep.writing.passes import choose
+from data_prep.writing.piece import Converter, FirstPassError
 from data_prep.writing.records import ConversionPlan
 from data_prep.writing.sample_schema import check_fields
 from data_prep.writing.split import ByColumn, ByFile, Fractions
@@ -77,10 +77,8 @@ def _folder(out: Path) -> Iterator[None]:
     """Make the folder `out`; at the end, remove what was made for it and is still empty."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        try:
+        with commit.writable(out):
             out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise commit.storage_error(out, error) from None
         yield
     finally:
         with suppress(OSError):
@@ -102,12 +100,12 @@ def _do(converter: Converter, job: Conversion) -> None:
     try:
         if options.two_passes and todo:
             with _progress(source, range(total), options, "first pass: ") as progress:
-                choose(converter, job, progress.advance)
+                converter = choose(converter, job, progress.advance)
         task, finish = partial(converter.write, job.pieces), partial(converter.finish, job.pieces)
         with _progress(source, todo, options) as progress:
             for _ in processes.run(task, todo, options.workers, progress.advance, finish):
                 pass
-    except (GroupError, NotTheSameError):
+    except FirstPassError:
         # What was seen is of no use for another --group or --split, or it was wrong, and with it
         # all pieces.
         commit.clear_leftovers(job.out)

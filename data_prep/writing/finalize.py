@@ -15,7 +15,7 @@ import numpy as np
 
 from data_prep.console import size
 from data_prep.source import BadRecord
-from data_prep.writing.commit import PARTIAL, commit, discard, settle, storage_error
+from data_prep.writing.commit import PARTIAL, commit, discard, settle, writable
 from data_prep.writing.job import JOB, Conversion
 from data_prep.writing.moments import Moments
 from data_prep.writing.records import ConversionPlan, Result
@@ -42,7 +42,7 @@ def finalize(job: Conversion) -> Index:
     problems = [problem for result in results for problem in result.problems]
     if problems and plan.on_error != "skip":  # of an earlier --on-error skip, or collect of before
         raise DataError(f"{problems[0]}; --on-error skip leaves such records out")
-    try:
+    with writable(out):
         _report(out, problems)
         shards, moves = _named(job, results)
         if not shards:
@@ -53,8 +53,6 @@ def finalize(job: Conversion) -> Index:
             why = "".join(f": {name}" for name in [", ".join(named)] if name) + why
             raise DataError(f"nothing to write into {out}: the source has no samples{why}")
         beside = _beside(job)
-    except OSError as error:
-        raise storage_error(out, error) from None
     moves.update({name: name for name in beside})
     skipped: Counter[str] = Counter()
     for result in results:
@@ -76,15 +74,15 @@ def finalize(job: Conversion) -> Index:
 
 
 def statistics_of(
-    found: Iterable[Mapping[str, Mapping[str, Any]]],
+    found: Iterable[Mapping[str, Mapping[str, Moments]]],
 ) -> dict[str, dict[str, Statistics]]:
-    """Return the statistics by split and field, of `Moments.state` by split and field of parts."""
+    """Return the statistics by split and field, of those of parts."""
     moments: dict[str, dict[str, Moments]] = defaultdict(dict)
     for part in found:
         for split, fields in part.items():
-            for name, state in fields.items():
-                into = moments[split].setdefault(name, Moments(len(fields)))
-                into.merge(Moments.from_state(state))
+            for name, those in fields.items():
+                into = moments[split].setdefault(name, Moments.among(len(fields)))
+                into.merge(those)
     return {
         split: {name: values.result() for name, values in fields.items()}
         for split, fields in moments.items()

@@ -4,7 +4,7 @@ OUT/.hpctrain-partial/job.json            the plan; every process that continues
 OUT/.hpctrain-partial/pieces/00012/       a finished piece: its shards and piece.json
 OUT/.hpctrain-partial/pieces/.00012.…/    a piece that one process is writing
 OUT/.hpctrain-partial/looks/00012.npz     what the first of two passes saw of a piece
-OUT/.hpctrain-partial/looks/00012.choice.npz    the splits of its samples
+OUT/.hpctrain-partial/choice.npy          the splits of all samples, which follow from that
 """
 
 import os
@@ -18,16 +18,18 @@ from typing import Any, Self
 from zipfile import BadZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
 from data_prep.writing import commit
-from data_prep.writing.commit import PARTIAL, storage_error
+from data_prep.writing.commit import PARTIAL, writable
 from data_prep.writing.records import ConversionPlan, Result, as_json, load
 from hpctrain.base.errors import DataError, StorageError
 from hpctrain.base.files.disk import open_regular, sync, write_atomically
 from hpctrain.data.shards.index import check_shard
+from hpctrain.data.shards.types import Array
 
 JOB, PIECES, LOOKS, PIECE = "job.json", "pieces", "looks", "piece.json"
-LOOK, CHOICE = ".npz", ".choice.npz"
+CHOICE = "choice.npy"
 WAIT_S = 60.0  # the longest wait for another part that is putting all parts together
 _THEN = "remove it, and give the command again"
 
@@ -52,10 +54,6 @@ class JobFolder:
         folder = self._place(number).with_name(f".{number:05d}.{uuid.uuid4().hex}")
         folder.mkdir()
         return folder
-
-    def note_result(self, folder: Path, result: Result) -> None:
-        """Write the result of a piece into the piece's unfinished folder."""
-        (folder / PIECE).write_text(as_json(result), encoding="utf-8")
 
     def finish(self, number: int, folder: Path) -> None:
         """Give the piece in `folder` its name once all its files are on the disk."""
@@ -88,23 +86,23 @@ class JobFolder:
         """Return the path of a piece's shard, relative to `folder`."""
         return f"{PIECES}/{number:05d}/{shard}"
 
-    def seen(self, kind: str) -> set[int]:
-        """Return the pieces that have arrays of a kind: LOOK or CHOICE."""
+    def seen(self) -> set[int]:
+        """Return the pieces that the first pass has seen."""
         names = [path.name.partition(".") for path in (self.folder / LOOKS).iterdir()]
-        return {int(number) for number, dot, rest in names if number and dot + rest == kind}
+        return {int(number) for number, _, kind in names if number and kind == "npz"}
 
-    def arrays(self, number: int, kind: str) -> dict[str, Any]:
-        """Return the arrays of a kind that were noted of a piece."""
-        path = self._noted(number, kind)
+    def look(self, number: int) -> dict[str, Any]:
+        """Return what the first pass has noted of a piece."""
+        path = self._seen(number)
         try:
             with open_regular(path, 3) as file, np.load(file) as content:
                 return dict(content)
         except (OSError, ValueError, EOFError, BadZipFile) as error:
             raise DataError(f"{path} is damaged ({error}): {_THEN}") from None
 
-    def note(self, number: int, kind: str, arrays: Mapping[str, Any]) -> None:
-        """Write down arrays of a piece, atomically."""
-        path = self._noted(number, kind)
+    def note(self, number: int, arrays: Mapping[str, Any]) -> None:
+        """Write down what the first pass has seen of a piece, atomically."""
+        path = self._seen(number)
         unfinished = path.with_name(f".{path.name}")
         with unfinished.open("wb") as file:
             np.savez(file, **arrays)
@@ -112,8 +110,19 @@ class JobFolder:
             os.fsync(file.fileno())
         unfinished.replace(path)
 
-    def _noted(self, number: int, kind: str) -> Path:
-        return self.folder / LOOKS / f"{number:05d}{kind}"
+    def choose(self, splits: NDArray[np.intp]) -> None:
+        """Write down the number of the split of each sample of all pieces."""
+        with writable(self.folder):
+            (self.folder / CHOICE).unlink(missing_ok=True)  # which could be a link
+            np.save(self.folder / CHOICE, splits)
+
+    def chosen(self, start: int, count: int) -> Array:
+        """Return the numbers of the splits of so many samples."""
+        splits: Array = np.load(self.folder / CHOICE, mmap_mode="r")
+        return splits[start : start + count]
+
+    def _seen(self, number: int) -> Path:
+        return self.folder / LOOKS / f"{number:05d}.npz"
 
     def _place(self, number: int) -> Path:
         return self.folder / PIECES / f"{number:05d}"
@@ -138,10 +147,8 @@ class Conversion:
     def __init__(self, out: Path, *, shared: bool = False) -> None:
         self.out, self.folder, self._shared = out, out / PARTIAL, shared
         self._kept = False
-        try:
+        with writable(out):
             self._lock = commit.lock(out, shared=shared, wait=WAIT_S if shared else 0)
-        except OSError as error:
-            raise storage_error(out, error) from None
 
     def begin(self, plan: ConversionPlan, *, overwrite: bool = False) -> None:
         """Begin a job, or continue it if it has been begun here."""
@@ -152,7 +159,7 @@ class Conversion:
                 raise
             found = None
         self.plan, self.pieces = plan, JobFolder(self.folder, plan.fingerprint)
-        try:
+        with writable(self.out):
             if found is None or found.fingerprint != plan.fingerprint:
                 self._make_room(found, overwrite)
             (self.folder / PIECES).mkdir(exist_ok=True)
@@ -160,8 +167,6 @@ class Conversion:
             write_atomically(self.folder / JOB, as_json(plan))
             if not self._shared:
                 self._remove_unfinished()
-        except OSError as error:
-            raise storage_error(self.out, error) from None
 
     def _make_room(self, found: ConversionPlan | None, overwrite: bool) -> None:
         """Remove the pieces of another job, if that is allowed."""

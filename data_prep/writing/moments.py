@@ -12,10 +12,12 @@ pass of its own. Sums of 8-bit integers are exact.
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from hpctrain.base.files.record import Count
 from hpctrain.data.shards.index import Lengths, Statistics
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array
@@ -27,23 +29,31 @@ _MOST_COUNTS = 2**20  # classes of all fields together
 _SPAN = 2**16  # largest range of integers that is counted in a table
 
 
+@dataclass
 class Moments:
-    """Running statistics of a field, in float64.
+    """Running statistics of a field, in float64; JSON stores them without loss.
 
     `square` is the sum of the squared deviations from the mean. `classes` says how often each value
     occurs; None if a sample is not one integer, or there are more than `most` values, of which
     there are fewer in a data set of many fields. `lengths` are those of variable-length samples.
     """
 
-    def __init__(self, fields: int = 1) -> None:
-        self.most = max(2, min(MOST_CLASSES, _MOST_COUNTS // max(1, fields)))
-        self.count, self.mean, self.square = 0, 0.0, 0.0
-        self.low: Any = None
-        self.high: Any = None
-        self.nonfinite, self.nan = 0, 0
-        self.classes: dict[int, int] | None = {}
-        self.lengths: Moments | None = None
-        self.total = 0
+    most: Count = MOST_CLASSES
+    count: Count = 0
+    mean: float = 0.0
+    square: float = 0.0
+    low: int | float | None = None
+    high: int | float | None = None
+    nonfinite: Count = 0
+    nan: Count = 0
+    classes: dict[int, Count] | None = field(default_factory=dict)
+    lengths: "Moments | None" = None
+    total: Count = 0
+
+    @classmethod
+    def among(cls, fields: int) -> Self:
+        """Return the statistics of no samples yet, of one of so many fields."""
+        return cls(max(2, min(MOST_CLASSES, _MOST_COUNTS // fields)))
 
     def add(self, samples: Array | Ragged) -> None:
         """Add samples of any shape and real dtype."""
@@ -95,21 +105,6 @@ class Moments:
         if other.count:
             self._combine(other.count, other.mean, other.square)
 
-    def state(self) -> dict[str, Any]:
-        """Return what `from_state` takes; JSON stores it without loss."""
-        return vars(self) | {"lengths": self.lengths and self.lengths.state()}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Self:
-        """Continue from `state`."""
-        moments = cls()
-        vars(moments).update(state)
-        if moments.classes is not None:  # keys of JSON are text
-            moments.classes = {int(value): count for value, count in moments.classes.items()}
-        if state["lengths"] is not None:
-            moments.lengths = cls.from_state(state["lengths"])
-        return moments
-
     def _add_classes(self, classes: Mapping[int, int] | None) -> None:
         if self.classes is None or classes is None:
             self.classes = None
@@ -132,8 +127,9 @@ class Moments:
         mean, std = self._mean_std()
         lengths = None
         if self.lengths is not None:
-            longest = self.lengths
-            lengths = Lengths(*longest._mean_std(), longest.low, longest.high, self.total)
+            low: Any = self.lengths.low
+            high: Any = self.lengths.high
+            lengths = Lengths(*self.lengths._mean_std(), low, high, self.total)
         classes = dict(sorted(self.classes.items())) if self.classes else None
         return Statistics(
             *(mean, std, self.low, self.high, self.nonfinite, self.nan, classes, lengths)

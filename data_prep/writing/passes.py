@@ -5,6 +5,7 @@ for each sample. From these, one process decides which split each sample goes to
 bytes of memory for each sample.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,43 +15,31 @@ from numpy.typing import NDArray
 from data_prep import processes
 from data_prep.options import Options
 from data_prep.processes import Progress
-from data_prep.writing.job import CHOICE, LOOK, Conversion
-from data_prep.writing.piece import Converter
+from data_prep.writing.job import Conversion
+from data_prep.writing.piece import Converter, FirstPassError
 from data_prep.writing.split import Fractions
 from hpctrain.base.errors import DataError
 from hpctrain.data.samplers.groups import divide
 
-
-class GroupError(DataError):
-    """The groups do not fit the splits."""
-
-
 Look = dict[str, NDArray[Any]]  # what `Converter.look` has written of a piece
 
 
-def choose(converter: Converter, job: Conversion, progress: Progress) -> None:
-    """Look at all pieces, and write the splits of each piece's samples into the job's folder."""
+def choose(converter: Converter, job: Conversion, progress: Progress) -> Converter:
+    """Look at all pieces, and return a converter that knows the counts and splits of the samples.
+
+    The splits, if they are not those of a column or of the files, are in the job's folder.
+    """
     options, folder = converter.options, job.pieces
-    numbers = range(len(converter.source.pieces))
-    if folder.seen(CHOICE).issuperset(numbers):
-        return
-    seen = folder.seen(LOOK)
+    numbers, seen = range(len(converter.source.pieces)), folder.seen()
     todo = [number for number in numbers if number not in seen]
-    task = partial(converter.look, folder)
-    for _ in processes.run(task, todo, options.workers, progress):
+    for _ in processes.run(partial(converter.look, folder), todo, options.workers, progress):
         pass
-    looks = [folder.arrays(number, LOOK) for number in numbers]
-    counts = [int(look["count"]) for look in looks]
-    decided: list[dict[str, Any]] = [{} for _ in looks]
+    looks = [folder.look(number) for number in numbers]
     if options.decides_splits:
-        assert isinstance(options.split, Fractions)
-        names = np.array(list(options.split.fractions), str)
-        numbers_of = np.split(_decided(options, looks), np.cumsum(counts)[:-1])
-        decided = [{"names": names, "splits": part} for part in numbers_of]
+        folder.choose(_decided(options, looks))
     else:
         _check_whole(options, looks)
-    for number, (count, more) in enumerate(zip(counts, decided, strict=True)):
-        folder.note(number, CHOICE, {"count": np.array(count), **more})
+    return replace(converter, counts=[int(look["count"]) for look in looks])
 
 
 def _decided(options: Options, looks: list[Look]) -> NDArray[np.intp]:
@@ -64,7 +53,7 @@ def _decided(options: Options, looks: list[Look]) -> NDArray[np.intp]:
     try:
         return divide(groups, fractions, strata=strata)
     except DataError as error:
-        raise GroupError(f"--group {options.group}, --split {options.split}: {error}") from None
+        raise FirstPassError(f"--group {options.group}, --split {options.split}: {error}") from None
 
 
 def _joined(looks: list[Look], what: str) -> NDArray[Any]:
@@ -78,7 +67,7 @@ def _check_whole(options: Options, looks: list[Look]) -> None:
     pairs = np.unique(np.stack([groups, splits.astype(np.uint64)]), axis=1)
     found, counts = np.unique(pairs[0], return_counts=True)
     if divided := int((counts > 1).sum()):
-        raise GroupError(
+        raise FirstPassError(
             f"--group {options.group}: {divided} of {len(found)} values are in several splits of "
             f"--split {options.split}; --split NAME=FRACTION,… keeps each in one"
         )

@@ -4,21 +4,20 @@ The result depends on the piece alone, so any process may convert it, at any tim
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from data_prep.options import Options
 from data_prep.processes import Progress
 from data_prep.source import BadRecords, InputSource
-from data_prep.writing import commit
 from data_prep.writing.block_samples import BlockSamples, by_split, nbytes_of
-from data_prep.writing.job import CHOICE, LOOK, JobFolder
-from data_prep.writing.records import Result
+from data_prep.writing.commit import writable
+from data_prep.writing.job import PIECE, JobFolder
+from data_prep.writing.records import Result, as_json
 from data_prep.writing.shard_files import ShardFiles
 from data_prep.writing.split import ByColumn
 from hpctrain.base.errors import DataError, StorageError
@@ -35,13 +34,14 @@ class Converter:
 
     source: InputSource
     options: Options
+    counts: Sequence[int] = ()  # of the samples of each piece, if a first pass has seen them
 
     def write(self, job: JobFolder, number: int, progress: Progress) -> Path:
         """Write a piece into a folder of its own, which `finish` makes permanent."""
         options = self.options
-        with _written(job):
+        with writable(job.folder):
             folder = job.begin(number)
-        with _written(job, folder):
+        with _whole(job, folder):
             try:
                 files = ShardFiles(
                     folder, self.source.fields, options.shard_bytes, options.compression
@@ -52,42 +52,36 @@ class Converter:
                 raise
             except MemoryError as error:
                 raise self._too_large(number, error) from None
-            job.note_result(folder, result)
+            (folder / PIECE).write_text(as_json(result), encoding="utf-8")
         return folder
 
     @staticmethod
     def finish(job: JobFolder, number: int, folder: Path) -> None:
         """Wait until a piece is on the disk, and make it permanent."""
-        with _written(job, folder):
+        with _whole(job, folder):
             job.finish(number, folder)
 
     def _fill(self, files: ShardFiles, job: JobFolder, number: int, progress: Progress) -> Result:
-        choice = job.arrays(number, CHOICE) if self.options.two_passes else None
-        problems, seen, count = BadRecords(self.options.on_error), 0, 0
-        if choice is not None:  # a choice of before has the samples that stay, which are all
-            count = int(choice["count"]) if "count" in choice else len(choice["keep"])
+        options, problems, seen = self.options, BadRecords(self.options.on_error), 0
+        count = self.counts[number] if options.two_passes else None
+        chosen, names = None, options.split.names
+        if count is not None and options.decides_splits:
+            chosen = job.chosen(sum(self.counts[:number]), count)
         for samples in self._samples(number, problems):
             first, seen = seen, seen + len(samples)
-            if choice is not None and seen > count:
+            if count is not None and seen > count:
                 continue  # after the loop this raises an error
-            if choice is not None and "splits" in choice:
-                names, numbers = choice["names"].tolist(), choice["splits"][first:seen]
-            else:
-                names, numbers = samples.splits(self.options.split)
-            for split, rows in by_split(samples.rows, names, numbers):
+            of = samples.splits(options.split) if chosen is None else (names, chosen[first:seen])
+            for split, rows in by_split(samples.rows, *of):
                 files.add(split, rows)
             progress(len(samples), nbytes_of(samples.rows))
-        if choice is not None and seen != count:
-            raise NotTheSameError(
+        if count is not None and seen != count:
+            raise FirstPassError(
                 f"{self.source.name}: the source gave {count} samples of piece "
                 f"{number} at first and {seen} the second time; it has to be the same each time"
             )
-        shards, found = files.finish()  # a mapped source may still be read here
+        shards, moments = files.finish()  # a mapped source may still be read here
         self._check_files(number)
-        moments: Any = {
-            split: {name: values.state() for name, values in fields.items()}
-            for split, fields in found.items()
-        }
         return Result(
             fingerprint=job.fingerprint,
             shards=shards,
@@ -118,11 +112,9 @@ class Converter:
             if stratify:
                 found["strata"].append(np.asarray(samples.rows[stratify], np.int64))
             progress(len(samples), nbytes_of(samples.rows))
-        with _written(job):
+        with writable(job.folder):
             arrays = {"count": np.array(count), "names": np.array(list(numbering), str)}
-            job.note(
-                number, LOOK, arrays | {k: np.concatenate(parts) for k, parts in found.items()}
-            )
+            job.note(number, arrays | {k: np.concatenate(parts) for k, parts in found.items()})
 
     def _too_large(self, number: int, error: MemoryError) -> DataError:
         which = few((file.path for file in self.source.pieces[number].files), SHOWN)
@@ -157,17 +149,15 @@ class Converter:
 
 
 @contextmanager
-def _written(job: JobFolder, folder: Path | None = None) -> Iterator[None]:
-    """Raise a StorageError that names the job's folder; remove the piece's `folder` on errors."""
+def _whole(job: JobFolder, folder: Path) -> Iterator[None]:
+    """Remove a piece's `folder` on errors; one of writing names the job's folder."""
     try:
-        yield
-    except BaseException as error:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise commit.storage_error(job.folder, error) from None
+        with writable(job.folder):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
-class NotTheSameError(DataError):
-    """The second pass over the source did not see the same samples as the first."""
+class FirstPassError(DataError):
+    """What a first pass has seen is of no use: the source has changed, or groups do not fit."""

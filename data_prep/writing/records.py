@@ -7,11 +7,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from data_prep.source import BadRecord
+from data_prep.writing.moments import Moments
 from hpctrain.base.errors import DamageError, DataError
 from hpctrain.base.files.record import Count, Record, decode, matching, read_bytes
 from hpctrain.data.shards.field import Field
@@ -49,28 +50,12 @@ class ConversionPlan(Record, frozen=True):
         return range(self.pieces * (part - 1) // parts, self.pieces * part // parts)
 
 
-class _State(TypedDict):
-    """See `Moments`."""
-
-    most: Count
-    count: Count
-    mean: float
-    square: float
-    low: int | float | None
-    high: int | float | None
-    nonfinite: Count
-    nan: Count
-    classes: dict[int, Count] | None
-    lengths: "_State | None"
-    total: Count
-
-
 class Result(Record, frozen=True):
     """The result of converting a piece."""
 
     fingerprint: str  # the fingerprint of the job
     shards: Sequence[Shard]  # the shards; their paths are relative to the piece's folder
-    moments: dict[str, dict[str, _State]]  # by split and field
+    moments: dict[str, dict[str, Moments]]  # by split and field
     problems: Sequence[BadRecord]  # the records that could not be used
     # The number of records that held nothing, by the reason.
     skipped: dict[str, Count] = msgspec.field(default_factory=dict)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from hpctrain.base.errors import DataError
-from hpctrain.data.shards.field import Field, check_name
+from hpctrain.data.shards.field import Field, name_problem
 from hpctrain.data.shards.ragged import Ragged
 from hpctrain.data.shards.types import Array, Int64s
 
@@ -21,10 +21,8 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
     if not fields:
         raise DataError("a data set needs at least one field")
     for name, field in fields.items():
-        try:
-            check_name(name, "field")
-        except DataError as error:
-            raise DataError(f"{error}; {_CURE}") from None
+        if problem := name_problem(name, "field"):
+            raise DataError(f"{problem}; {_CURE}")
         if added := [name + more for more in _ADDED if field.variable and name + more in fields]:
             raise DataError(f"the loader adds {added[0]!r} for the lengths of {name!r}; {_CURE}")
     if _RESERVED in fields:
@@ -36,7 +34,10 @@ def check_fields(fields: Mapping[str, Field]) -> dict[str, Field]:
 
 
 def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Array | Ragged]:
-    """Return the batch in the order of the schema, each variable-length field as a `Ragged`."""
+    """Return the batch in the order of the schema, each variable-length field as a `Ragged`.
+
+    The values are in native byte order, so that equal samples have equal bytes.
+    """
     if set(batch) != set(fields):
         raise DataError(
             f"a batch has the fields {', '.join(sorted(batch))}; the data set has "
@@ -55,6 +56,9 @@ def check_batch(batch: ArrayBatch, fields: Mapping[str, Field]) -> dict[str, Arr
         if (dtype, array.shape[1:], variable) != (field.dtype, field.shape, field.variable):
             found = f"{dtype} {list(array.shape[1:])}{' of variable length' * variable}"
             raise DataError(f"field {name!r}: found samples of {found}, the data set has {field}")
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+            value = Ragged(array, value.offsets) if isinstance(value, Ragged) else array
         rows[name] = value
     counts = {name: len(value) for name, value in rows.items()}
     if len(set(counts.values())) != 1:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.writing.commit import storage_error
+from data_prep.writing.commit import writable
 from data_prep.writing.compression import Compression, write_compressed
 from data_prep.writing.moments import Moments
 from data_prep.writing.sample_schema import sample_nbytes
@@ -76,14 +76,12 @@ class ShardFiles:
     def _flush(self, state: "_Split") -> None:
         """Write a split's samples as its next shard."""
         path = self._folder / shard_name(state.name, len(state.shards))
-        try:
-            content = path, state.name, self._fields, state.parts
+        content = path, state.name, self._fields, state.parts
+        with writable(path):
             if self._compression.codec == "none":
                 size, digest = write_shard(*content, sync=False)
             else:
                 size, digest = write_compressed(*content, self._compression)
-        except OSError as error:
-            raise storage_error(path, error) from None
         elements = {
             name: sum(len(part.values) for part in parts)
             for name, parts in state.parts.items()
@@ -109,14 +107,14 @@ class _Split:
     def append(self, rows: Mapping[str, Array | Ragged], nbytes: int) -> None:
         for name, value in rows.items():
             self.parts.setdefault(name, []).append(value)
-            self.moments.setdefault(name, Moments(len(rows))).add(value)
+            self.moments.setdefault(name, Moments.among(len(rows))).add(value)
         self.count += len(next(iter(rows.values())))
         self.bytes += nbytes
 
 
 def _part(value: Array | Ragged, start: int, stop: int) -> Array | Ragged:
-    """Return a copy of the samples `start` to `stop`, in native byte order."""
-    rows = value.rows(start, stop) if isinstance(value, Ragged) else value[start:stop]
-    array = rows.values if isinstance(rows, Ragged) else rows
-    own = np.array(array, dtype=array.dtype.newbyteorder("="), order="C")
-    return Ragged(own, rows.offsets) if isinstance(rows, Ragged) else own
+    """Return a copy of the samples `start` to `stop`."""
+    if not isinstance(value, Ragged):
+        return np.array(value[start:stop], order="C")
+    rows = value.rows(start, stop)
+    return Ragged(np.array(rows.values, order="C"), rows.offsets)

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import accumulate
 from pathlib import PurePath
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpctrain.base.errors import ConfigError, DataError
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 from hpctrain.data.shards.ragged import hash_keys
 from hpctrain.data.shards.types import Int64s
 
@@ -77,14 +78,10 @@ class ByColumn:
     """Takes the name of the split from a column of the source."""
 
     column: str
+    names: ClassVar[tuple[str, ...]] = ()  # they are only known when the column has been read
 
     def __str__(self) -> str:
         return f"column:{self.column}"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """None: they are only known when the column has been read."""
-        return ()
 
 
 @dataclass(frozen=True)
@@ -158,11 +155,7 @@ def _pairs(text: str, rest: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for part in rest.split(","):
         name, equals, value = part.strip().partition("=")
-        try:
-            check_name(name, "split")
-        except DataError:
-            equals = ""
-        if not equals or not value:
+        if not equals or not value or name_problem(name, "split"):
             raise ConfigError(f"--split {text!r}: {part!r}: it is {FORMS}")
         if name in pairs:
             raise ConfigError(f"--split {text!r}: {name!r} is there twice; each name once")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import zipfile
+from argparse import Namespace
 from pathlib import Path
 
 import h5py
@@ -12,7 +13,7 @@ import pytest
 from data_prep.formats.arrays.array_files import natural, parse_where
 from data_prep.options import Options
 from data_prep.source import BadRecords
-from data_prep.sources.arrays import arrays
+from data_prep.sources import arrays
 from hpctrain.data.shards.index import Index
 from hpctrain.data.sources.reader import Reader
 from hpctrain.errors import DataError
@@ -383,16 +384,21 @@ def test_counts_and_shapes_that_differ(here, data_prep):
 # Tests of files that change, and of large files
 
 
+def of(field, shard_bytes):
+    args = Namespace(files=[], field=[field], axis=[], cast=[], unwritten=[])
+    return arrays.source(args, Options(shard_bytes))
+
+
 def test_a_source_that_is_cut_off_while_it_is_read(here):
     np.save("long.npy", np.zeros((100, 100_000)))
-    source = arrays([], ["x=long.npy"], Options(2**30))
+    source = of("x=long.npy", 2**30)
     blocks = source.read(source.pieces[0].what, BadRecords("stop"))
     next(blocks)
     os.truncate("long.npy", 10_000_000)
     with pytest.raises(DataError, match=r"long\.npy was cut off while it was being read"):
         list(blocks)
     np.save("new.npy", np.zeros(3))
-    source = arrays([], ["y=new.npy"], Options(2**30))
+    source = of("y=new.npy", 2**30)
     np.save("new.npy", np.zeros(2))
     with pytest.raises(DataError, match=r"new\.npy was changed while it was being read"):
         list(source.read(source.pieces[0].what, BadRecords("stop")))
@@ -400,7 +406,7 @@ def test_a_source_that_is_cut_off_while_it_is_read(here):
 
 def test_reading_goes_on_in_a_compressed_npz(here):
     """Pieces of a compressed stream can be read in any order."""
-    source = arrays([], ["x=small.npz:a"], Options(480))
+    source = of("x=small.npz:a", 480)
     order = [*range(len(source.pieces)), 0, 5, 3]
     for number in order:
         start, stop = source.pieces[number].what

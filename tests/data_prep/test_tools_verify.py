@@ -8,7 +8,7 @@ import hdf5plugin
 import numpy as np
 import pytest
 
-from data_prep.dataset import DataSet, reader_of
+from data_prep.dataset import load, reader_of
 from data_prep.tools.verify import verify
 from hpctrain.data.shards.index import Index, Shard
 from hpctrain.data.shards.shard import digest_file
@@ -63,7 +63,7 @@ def _digest(content):
 
 
 def problems(folder, **kwargs):
-    return {*verify(DataSet(folder), **kwargs)}
+    return {*verify(folder, load(folder), **kwargs)}
 
 
 def test_a_sound_data_set(folder, data_prep):
@@ -132,10 +132,10 @@ def test_compressed_shards_are_read(folder):
         del file["id"]
         file.create_dataset("id", data=ids.astype(">i8"), chunks=(2,), compression="gzip")
     relist(folder, name)
-    data = DataSet(folder)
     assert problems(folder) == set()
-    (shard,) = data.index.split("val").shards
-    ids = reader_of(folder, data.index.fields, [shard]).read(np.arange(3))["id"]
+    index = load(folder)
+    (shard,) = index.split("val").shards
+    ids = reader_of(folder, index.fields, [shard]).read(np.arange(3))["id"]
     assert ids.tolist() == [0, 1, 2]
     assert ids.dtype == np.dtype("=i8")
 

@@ -1,23 +1,22 @@
 """An array in a file that is read by ranges of rows.
 
-A format says its arrays' names, and of one array the dtype, the shape, the chunks and how rows
-along an axis are read. The rest is done here once: which axis counts the samples, arrays that are
-one sample, chunks that are read once, errors, and closing. `array_numpy` reads .npy and .npz,
-`array_hdf5` HDF5; `array_files` has them in a table.
+A format says its arrays' names, and of one array what `Stored` has. The rest is done here once:
+which axis counts the samples, arrays that are one sample, chunks that are read once, errors, and
+closing. `array_numpy` reads .npy and .npz, `array_hdf5` HDF5; `array_files` has them in a table.
 Memory is needed for the requested rows only, whatever the size of the file.
 """
 
 import math
 import os
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
 
+from data_prep.formats.hdf5.hdf5_storage import Written
 from hpctrain.base.errors import ConfigError, DataError, HpctrainError
 from hpctrain.base.terminal.terminal import few
 from hpctrain.data.shards.field import MAX_AXES
@@ -50,32 +49,35 @@ class Where:
         return name[-3:] if name.endswith((".npy", ".npz")) else ""
 
 
-class ArrayFile(ABC):
+@dataclass(frozen=True)
+class Stored:
+    """An array as the library of a format has opened it."""
+
+    dtype: Any
+    shape: Sequence[int]
+    array: Callable[[], Any]  # returns what rows are cut from
+    # Returns why rows along an axis are damaged, or "".
+    problem: Callable[[int, int, int], str] = lambda *_: ""
+    chunks: Sequence[int] | None = None  # what is stored together is read together
+    mixed: bool = False  # rows lie among each other, as in Fortran's order
+    written: Written | None = None  # which values of an HDF5 dataset were written
+    hint: str = ""  # ends the message about values that cannot be read
+
+
+class ArrayFile:
     """An open array. It is a context manager that closes the file.
 
     `axis` counts the samples, and `shape` becomes (samples, *sample); without an axis the whole
     array is one sample, (1, *shape). A chunk is stored together: reading one of its rows costs as
     much as reading all. A file that is `single` holds one value without axes, which has to be taken
-    whole; with `text` the values are text. `hint`
-    ends the message about values that cannot be read. `filled` says whether a fill value stands for
-    values that were never written.
+    whole; with `text` the values are text.
     """
 
-    hint, filled = "", True
-
-    def __init__(
-        self,
-        where: Where,
-        dtype: Any,
-        shape: Sequence[int],
-        axis: int | None,
-        *,
-        chunks: Sequence[int] | None = None,
-    ) -> None:
-        check_dtype(where, dtype)
-        self.where, self.dtype = where, np.dtype(dtype)
-        self.single, self.text = not shape, dtype.kind in TEXT
-        self._whole, axis, shape = axis is None, axis or 0, tuple(shape) or (1,)
+    def __init__(self, where: Where, stored: Stored, axis: int | None) -> None:
+        check_dtype(where, stored.dtype)
+        self.where, self.stored, self.dtype = where, stored, np.dtype(stored.dtype)
+        self.single, self.text = not stored.shape, stored.dtype.kind in TEXT
+        self._whole, axis, shape = axis is None, axis or 0, tuple(stored.shape) or (1,)
         if not -len(shape) <= axis < len(shape):
             raise ConfigError(f"--axis {axis}: {where} has {len(shape)} axes, {tuple(shape)}")
         if len(shape) > MAX_AXES:
@@ -85,9 +87,12 @@ class ArrayFile(ABC):
         self.shape = self._rows_shape
         if self._whole:
             self.shape = (1,) if self.single else (1, *self._rows_shape)
-        chunk = chunks[self.axis] if chunks and len(chunks) == len(shape) else 1
-        self._row_bytes = max(1, self.dtype.itemsize * math.prod(self._rows_shape[1:]))
-        self._chunk = chunk if chunk * self._row_bytes <= SLAB_BYTES else 1
+        row_bytes = max(1, self.dtype.itemsize * math.prod(self._rows_shape[1:]))
+        chunk = stored.chunks[self.axis] if stored.chunks else 1
+        self._chunk = chunk if chunk * row_bytes <= SLAB_BYTES else 1
+        if not stored.chunks and (self.axis or stored.mixed):
+            # Rows lie among each other: take as many at once as memory allows.
+            self._chunk = max(1, SLAB_BYTES // 4 // row_bytes)
         self._slab: tuple[int, Array] | None = None
         self._opened = ExitStack()
 
@@ -107,27 +112,17 @@ class ArrayFile(ABC):
         return slab[start - first : stop - first]
 
     def _read(self, start: int, stop: int) -> Array:
-        with reading(self.where, self.hint):
-            return self._rows(start, stop)
-
-    @abstractmethod
-    def _rows(self, start: int, stop: int) -> Array:
-        """Return rows along the axis. What a library raises for damage may pass."""
-
-    def unwritten(self) -> str:
-        """Return how many of the rows have values that were never written, or ""."""
-        with reading(self.where):
-            return self._unwritten()
-
-    def _unwritten(self) -> str:
-        return ""
-
-    def _cut(self, stored: Any, start: int, stop: int) -> Array:
-        """Return rows of what a library has opened."""
-        if self.single:
-            return np.asarray(stored[()]).reshape(1)
-        cut = stored[(slice(None),) * self.axis + (slice(start, stop),)]
-        return np.moveaxis(np.asarray(cut), self.axis, 0)
+        with reading(self.where, self.stored.hint):
+            # Before reading: afterwards, HDF5 finds each chunk in its cache.
+            if problem := self.stored.problem(start, stop, self.axis):
+                raise DataError(f"{self.where} {problem}")
+            array = self.stored.array()
+            if self.single:
+                return np.asarray(array[()]).reshape(1)
+            cut = array[(slice(None),) * self.axis + (slice(start, stop),)]
+            # Of what is mapped take a copy: while it is read, errors are caught.
+            cut = np.array(cut) if isinstance(cut, np.memmap) else np.asarray(cut)
+            return np.moveaxis(cut, self.axis, 0)
 
     def opened_by(self, opened: ExitStack) -> Self:
         """Return this array, which now closes what `opened` has."""
@@ -159,22 +154,6 @@ def reading(where: Where, hint: str = "") -> Iterator[None]:
         text = " ".join(str(error).split()) or type(error).__name__
         what = "HDF5" if where.kind == "hdf5" else "NumPy"
         raise DataError(f"{where} is not readable as {what}: {text}{hint}") from None
-
-
-def never_written(count: int, of: int) -> str:
-    """Say that so many of the rows have values that were never written; "" for none."""
-    return f"has {count:,} of {of:,} rows with values that were never written" if count else ""
-
-
-def check_written(lacks: str, name: str, *, filled: bool, accepted: bool) -> None:
-    """Refuse a field with values that were never written, unless the fill value is to be taken."""
-    if not filled:
-        raise DataError(f"{lacks}, and no fill value stands for them")
-    if not accepted:
-        raise DataError(
-            f"{lacks}; --unwritten {name} takes the fill value for them, which is right if the "
-            "writer leaves out what holds nothing else"
-        )
 
 
 def choose(where: Where, names: Mapping[str, str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, check_written
+from data_prep.formats.arrays.array_base import ArrayFile, Where, reading
 from data_prep.formats.arrays.array_files import open_array
 from data_prep.formats.samples import cast
 from hpctrain.base.errors import DataError
@@ -151,8 +151,9 @@ def open_parts(
     nbytes = 0
     for where in wheres:
         with open_array(where, axis) as array:
-            if lacks := array.unwritten():
-                check_written(f"{where} {lacks}", name, filled=array.filled, accepted=unwritten)
+            if (written := array.stored.written) is not None:
+                with reading(where):
+                    written.check(where, name, array.axis, accepted=unwritten)
             dtype = np.dtype("uint8") if array.text else array.dtype.newbyteorder("=")
             stored = to or ("uint8" if dtype.kind == "b" or array.text else dtype.name)
             if array.text and (to or array.shape[1:]):

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.formats.arrays import array_hdf5, array_numpy
-from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Where, reading
+from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Stored, Where, reading
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
-from hpctrain.data.shards.field import check_name
+from hpctrain.data.shards.field import name_problem
 
 
 def parse_where(text: str) -> list[Where]:
@@ -39,8 +39,7 @@ def natural(text: str) -> tuple[Any, ...]:
     return *((int(number or -1), other) for number, other in parts), text
 
 
-_Open = Callable[[Where, int | None, ExitStack], ArrayFile]
-_FORMATS: dict[str, _Open] = {
+_FORMATS: dict[str, Callable[[Where, ExitStack], Stored]] = {
     "npy": array_numpy.open_npy,
     "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,
@@ -52,7 +51,7 @@ def open_array(where: Where, axis: int | None = 0) -> ArrayFile:
     _check_file(where)
     with ExitStack() as opened:
         with reading(where):
-            array = _FORMATS[where.kind](where, axis, opened)
+            array = ArrayFile(where, _FORMATS[where.kind](where, opened), axis)
         if array.single and axis is not None:
             raise DataError(
                 f"{where} is a single value; an axis has to be the sample, or --axis NAME=none "
@@ -134,10 +133,8 @@ def addresses(
             if gone:
                 notes.append(f"{where} has nothing at {few(gone, SHOWN)}: left out")
     for name, found in wheres.items():
-        try:
-            check_name(name, "field")
-        except DataError as error:
-            raise ConfigError(f"{error}; --field NAME={found[0]} gives another") from None
+        if problem := name_problem(name, "field"):
+            raise ConfigError(f"{problem}; --field NAME={found[0]} gives another")
         where, times = Counter(found).most_common(1)[0]
         if times > 1:
             raise ConfigError(f"{where} is there twice in the field {name!r}")

@@ -9,86 +9,59 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import ArrayFile, Where, choose, never_written
+from data_prep.formats.arrays.array_base import Stored, Where, choose
 from data_prep.formats.hdf5 import groups
-from data_prep.formats.hdf5.hdf5_storage import (
-    Written,
-    check_dataset,
-    object_at,
-    of_another_program,
-)
+from data_prep.formats.hdf5.hdf5_storage import Written, in_one_file, of_another_program
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunks import plugins
-from hpctrain.data.shards.types import Array
+from hpctrain.data.shards.storage.layout import check_here, walk
 
+_SHOWN = 20  # names that a message lists
 _LISTED = 10_000  # names that are looked at when a file is described
 
 
-def open_hdf5(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
+def open_hdf5(where: Where, opened: ExitStack) -> Stored:
     """Open an array in an HDF5 file; see `open_array`."""
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
-    # Walk to the given name: the list of names does not show what links lead to.
-    found = object_at(where, file, where.key) if where.key else None
-    if found is None:
-        if (value := _attribute(file, where)) is not None:
-            return _Held(where, np.asarray(value), axis)
-        found = object_at(where, file, choose(where, names_of(file)))
-    if problem := of_another_program(found):
-        raise DataError(f"{where} {problem}")
-    return _HDF5Array(where, check_dataset(where, found), axis)
-
-
-class _Held(ArrayFile):
-    """An attribute, which is in memory."""
-
-    def __init__(self, where: Where, array: Array, axis: int | None) -> None:
-        super().__init__(where, array.dtype, array.shape, axis)
-        self._array = array
-
-    def _rows(self, start: int, stop: int) -> Array:
-        return self._cut(self._array, start, stop)
-
-
-class _HDF5Array(ArrayFile):
-    """A dataset in an HDF5 file."""
-
-    def __init__(self, where: Where, dataset: h5py.Dataset, axis: int | None) -> None:
-        try:
-            plugins()  # Blosc, Zstd, LZ4, …
-        except ImportError:
-            self.hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
-        self._dataset, self._written = dataset, Written(dataset)
-        self.filled = self._written.filled
-        shape = dataset.shape
-        if shape is None:
-            raise DataError(f"{where} has no shape and no values (a null dataspace)")
-        if (dtype := _type_of(dataset)) is None:
-            raise DataError(f"{where} has a type that NumPy does not have; store numbers")
-        if h5py.check_string_dtype(dtype):
-            dtype = np.dtypes.StringDType()
-        super().__init__(where, dtype, shape, axis, chunks=dataset.chunks)
-
-    def _unwritten(self) -> str:
-        return never_written(self._written.unwritten(self.axis), self._rows_shape[0])
-
-    def _rows(self, start: int, stop: int) -> Array:
-        # Before reading: afterwards, HDF5 finds each chunk in its cache.
-        if problem := self._written.problem(start, stop, self.axis):
-            raise DataError(f"{self.where} {problem}")
-        return self._cut(self._dataset, start, stop)
+    with in_one_file(where):
+        # Walk to the given name: the list of names does not show what links lead to.
+        found = walk(file, where.key) if where.key else None
+        if found is None:
+            if (value := _attribute(file, where.key)) is not None:
+                array = np.asarray(value)
+                return Stored(array.dtype, array.shape, lambda: array)
+            found = walk(file, choose(where, names_of(file)))
+        if problem := of_another_program(found):
+            raise DataError(f"{where} {problem}")
+        if not isinstance(found, h5py.Dataset):
+            listed = ", ".join([*found][:_SHOWN]) or "there are none"
+            raise DataError(f"{where} is a group; name one of the arrays in it: {listed}")
+        dataset, hint = check_here(found), ""
+    try:
+        plugins()  # Blosc, Zstd, LZ4, …
+    except ImportError:
+        hint = " (pip install 'hpctrain[codecs]' adds codecs that HDF5 does not have)"
+    if dataset.shape is None:
+        raise DataError(f"{where} has no shape and no values (a null dataspace)")
+    if (dtype := _type_of(dataset)) is None:
+        raise DataError(f"{where} has a type that NumPy does not have; store numbers")
+    if h5py.check_string_dtype(dtype):
+        dtype = np.dtypes.StringDType()
+    written = Written(dataset)
+    how: Any = {"chunks": dataset.chunks, "written": written, "hint": hint}
+    return Stored(dtype, dataset.shape, lambda: dataset, written.problem, **how)
 
 
 def matching(where: Where) -> tuple[list[groups.Match], list[str]]:
     """Return what matches the pattern in a key, also by links; see `groups.matching`."""
-    with h5py.File(where.path, "r", locking=False) as file:
+    with h5py.File(where.path, "r", locking=False) as file, in_one_file(where):
 
         def names(path: str) -> list[str]:
-            found = object_at(where, file, path)
+            found = walk(file, path)
             return list(found) if isinstance(found, h5py.Group) else []
 
         def has(path: str) -> bool:
-            there = object_at(where, file, path) is not None
-            return there or _attribute(file, Where(where.path, path)) is not None
+            return walk(file, path) is not None or _attribute(file, path) is not None
 
         return groups.matching(where.key, names, has)
 
@@ -109,10 +82,10 @@ def names_of(file: h5py.File) -> dict[str, str]:
     return names
 
 
-def _attribute(file: h5py.File, where: Where) -> Any:
+def _attribute(file: h5py.File, key: str) -> Any:
     """Return the value of the attribute that a key PATH@NAME names, or None."""
-    path, at, name = where.key.rpartition("@")
-    found = object_at(where, file, path) if at else None
+    path, at, name = key.rpartition("@")
+    found = walk(file, path) if at else None
     return found.attrs[name] if found is not None and name in found.attrs else None
 
 

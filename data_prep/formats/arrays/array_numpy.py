@@ -5,19 +5,12 @@ import os
 import struct
 import zipfile
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import (
-    SLAB_BYTES,
-    ArrayFile,
-    Where,
-    check_dtype,
-    choose,
-    reading,
-)
+from data_prep.formats.arrays.array_base import Stored, Where, check_dtype, choose, reading
 from data_prep.source import SourceFile
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.types import Array
@@ -26,29 +19,36 @@ _END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and
 _MANY = 2**16 - 1  # what a zip file says if it has this number of members or more
 
 
-def open_npy(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
+def open_npy(where: Where, opened: ExitStack) -> Stored:
     """Open a .npy file, which is mapped into memory."""
     if where.key:
         raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
     array = np.lib.format.open_memmap(where.path, "r")
     check_dtype(where, array.dtype)
+    end = int(array.offset) + array.nbytes
     _check_size(where, array.nbytes, os.stat(where.path).st_size - int(array.offset))
-    return _Mapped(where, array, axis)
+
+    def problem(*_: int) -> str:  # a mapped page that is no longer there would end the process
+        cut = os.stat(where.path).st_size < end
+        return "was cut off while it was being read" if cut else ""
+
+    mixed = not array.flags.c_contiguous
+    return Stored(array.dtype, array.shape, lambda: array, problem, mixed=mixed)
 
 
-def open_npz(where: Where, axis: int | None, opened: ExitStack) -> ArrayFile:
-    """Open a member of a .npz file."""
-    name = choose(where, dict.fromkeys(npz_names(where.path), "")) + ".npy"
+def open_npz(where: Where, opened: ExitStack) -> Stored:
+    """Open a member of a .npz file, which was in memory when it was written, and is so again."""
+    key = choose(where, dict.fromkeys(npz_names(where.path), ""))
     of = np.lib.format
-    with zipfile.ZipFile(where.path) as archive, archive.open(name) as member:
+    with zipfile.ZipFile(where.path) as archive, archive.open(f"{key}.npy") as member:
         first = of.read_magic(member) == (1, 0)
         read: Any = of.read_array_header_1_0 if first else of.read_array_header_2_0
         shape, _, dtype = read(member)
-        size = archive.getinfo(name).file_size - member.tell()
+        size = archive.getinfo(member.name).file_size - member.tell()
     check_dtype(where, dtype)
     # NumPy reads no more than the header says, and then nothing compares the CRC-32.
     _check_size(where, dtype.itemsize * math.prod(shape), size)
-    return _Member(where, dtype, shape, axis)
+    return Stored(dtype, shape, partial(_loaded, key, SourceFile.of(where.path)))
 
 
 def _check_size(where: Where, needed: int, found: int) -> None:
@@ -92,36 +92,9 @@ def _listed_members(path: str) -> int:
     return int(count)
 
 
-class _Mapped(ArrayFile):
-    """A .npy file."""
-
-    def __init__(self, where: Where, array: "np.memmap[Any, Any]", axis: int | None) -> None:
-        super().__init__(where, array.dtype, array.shape, axis)
-        self._array, self._end = array, int(array.offset) + array.nbytes
-        if self.axis or not array.flags.c_contiguous:
-            # Rows lie among each other: take as many at once as memory allows.
-            self._chunk = max(1, SLAB_BYTES // 4 // self._row_bytes)
-
-    def _rows(self, start: int, stop: int) -> Array:
-        # A mapped page that is no longer in the file would end the process.
-        if os.stat(self.where.path).st_size < self._end:
-            raise DataError(f"{self.where.path} was cut off while it was being read")
-        return np.array(self._cut(self._array, start, stop))  # a copy
-
-
-class _Member(ArrayFile):
-    """A member of an .npz, which was in memory when it was written, and is so again."""
-
-    def _rows(self, start: int, stop: int) -> Array:
-        found = os.stat(self.where.path)
-        array = _loaded(self.where, found.st_size, found.st_mtime_ns)
-        return self._cut(array, start, stop)
-
-
 @lru_cache(maxsize=8)
-def _loaded(where: Where, size: int, mtime_ns: int) -> Array:
+def _loaded(key: str, file: SourceFile) -> Array:
     """Read a whole array, so that `zipfile` compares its CRC-32."""
-    name = where.key or npz_names(where.path)[0]
-    with np.load(where.path, allow_pickle=False) as archive:
-        array: Array = archive[name]
+    with np.load(file.path, allow_pickle=False) as archive:
+        array: Array = archive[key]
     return array

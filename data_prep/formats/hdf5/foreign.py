@@ -7,7 +7,6 @@ from pathlib import Path
 
 import h5py
 
-from data_prep.formats.arrays.array_base import check_written, never_written
 from data_prep.formats.arrays.array_hdf5 import names_of
 from data_prep.formats.hdf5.groups import has_wildcard
 from data_prep.formats.hdf5.hdf5_storage import Written, of_another_program
@@ -78,8 +77,8 @@ def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, in
                 f"{source.offsets} is {offsets.dtype.name} {list(offsets.shape)}; offsets are "
                 "whole numbers, one more than there are samples: 0, the ends of all samples"
             )
-        _check_written(dataset, name, source)
-        _check_written(offsets, name, source)
+        for each in (dataset, offsets):
+            Written(each).check(each.name, name, 0, accepted=source.unwritten)
         values, ends = f"{name}/values", f"{name}/offsets"
         field = Field(
             *(dtype, sizes[1:], True),
@@ -92,17 +91,10 @@ def _look_at(file: h5py.File, name: str, source: FieldSource) -> tuple[Field, in
         raise DataError(
             f"{source.dataset} has {len(sizes)} axes, {list(sizes)}; there is no axis {source.axis}"
         )
-    _check_written(dataset, name, source, axis)
+    Written(dataset).check(dataset.name, name, axis, accepted=source.unwritten)
     place = "" if source.dataset.strip("/") == name else source.dataset
     shape = (*sizes[:axis], *sizes[axis + 1 :])
     return Field(dtype, shape, dataset=place, axis=axis), sizes[axis]
-
-
-def _check_written(dataset: h5py.Dataset, name: str, source: FieldSource, axis: int = 0) -> None:
-    written = Written(dataset)
-    if lacks := never_written(written.unwritten(axis), dataset.shape[axis]):
-        lacks = f"{dataset.name} {lacks}"
-        check_written(lacks, name, filled=written.filled, accepted=source.unwritten)
 
 
 def _dataset(file: h5py.File, path: str) -> h5py.Dataset:

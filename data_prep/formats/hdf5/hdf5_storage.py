@@ -10,22 +10,21 @@ and takes them for never written.
 
 import itertools
 import math
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import Where
 from data_prep.formats.opening import OTHERS
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.storage.chunk_table import chunk_grid, listed_chunks
 from hpctrain.data.shards.storage.file import Damaged
-from hpctrain.data.shards.storage.layout import Circle, Elsewhere, check_here, walk
+from hpctrain.data.shards.storage.layout import Circle, Elsewhere
 from hpctrain.data.shards.types import Int64s
 
-SHOWN = 20  # names that a message lists
 _SPARSE = ("data", "indices", "indptr")
 # Attributes of NetCDF's conventions, and the value with which they change nothing.
 _PACKED = {"scale_factor": 1.0, "add_offset": 0.0} | dict.fromkeys(
@@ -69,12 +68,26 @@ class Written:
         self._dataset, self._shape, self._chunks = dataset, dataset.shape, dataset.chunks
         properties = dataset.id.get_create_plist()
         # Whether a fill value stands for what was never written.
-        self.filled = properties.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED and (
+        self._filled = properties.fill_value_defined() != h5py.h5d.FILL_VALUE_UNDEFINED and (
             properties.get_fill_time() != h5py.h5d.FILL_TIME_NEVER
         )
         self._sparse = False  # some chunk was not found
 
-    def unwritten(self, axis: int = 0) -> int:
+    def check(self, where: object, name: str, axis: int, *, accepted: bool) -> None:
+        """Refuse values of the field `name` that were never written, unless that is `accepted`."""
+        if not (count := self._unwritten(axis)):
+            return
+        size = (self._shape or (1,))[axis]
+        lacks = f"{where} has {count:,} of {size:,} rows with values that were never written"
+        if not self._filled:
+            raise DataError(f"{lacks}, and no fill value stands for them")
+        if not accepted:
+            raise DataError(
+                f"{lacks}; --unwritten {name} takes the fill value for them, which is right if the "
+                "writer leaves out what holds nothing else"
+            )
+
+    def _unwritten(self, axis: int) -> int:
         """Return how many rows along an axis have values that were never written."""
         dataset, size = self._dataset, (self._shape or (1,))[axis]
         if not dataset.size:
@@ -139,22 +152,12 @@ class Written:
         return np.sort(numbers)
 
 
-def object_at(where: Where, root: h5py.Group, key: str) -> Any:
-    """Return the object at a path, or None if there is none; a link to another file is refused."""
+@contextmanager
+def in_one_file(where: object) -> Iterator[None]:
+    """Refuse what lies in another file; `walk` and `check_here` find it."""
     try:
-        return walk(root, key)
+        yield
     except Elsewhere as error:
         raise DataError(f"{where} {error}; {OTHERS}") from None
     except Circle:
         raise DataError(f"{where}: its links lead in a circle") from None
-
-
-def check_dataset(where: Where, found: Any) -> h5py.Dataset:
-    """Check that an object is a dataset whose values are in its file."""
-    if not isinstance(found, h5py.Dataset):
-        inside = ", ".join([*found][:SHOWN]) or "there are none"
-        raise DataError(f"{where} is a group; name one of the arrays in it: {inside}")
-    try:
-        return check_here(found)
-    except Elsewhere as error:
-        raise DataError(f"{where} {error}; {OTHERS}") from None

@@ -1,9 +1,8 @@
 """Read one HDF5 file of another program completely, in the way a loader will read it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import h5py
 import numpy as np
@@ -12,6 +11,7 @@ from data_prep.dataset import moments_of
 from data_prep.formats.hdf5.hdf5_storage import Written
 from data_prep.processes import Progress
 from data_prep.source import SourceFile, readable
+from data_prep.writing.moments import Moments
 from hpctrain.base.errors import DataError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.index import Shard
@@ -20,45 +20,35 @@ from hpctrain.data.shards.storage.chunks import Chunked
 from hpctrain.data.shards.storage.layout import ShardLayout
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The result of reading a file."""
+def survey(
+    folder: Path,
+    fields: Mapping[str, Field],
+    shards: Sequence[Shard],
+    sources: Sequence[SourceFile],
+    number: int,
+    progress: Progress,
+) -> tuple[Shard, dict[str, Moments]]:
+    """Check that all of a file can be read, in a worker process.
 
-    shard: Shard  # the file's entry in the index
-    moments: Mapping[str, Mapping[str, Any]]  # the state of the `Moments` of each field
-
-
-@dataclass(frozen=True)
-class Survey:
-    """The task of a worker process: read one file."""
-
-    folder: Path  # the folder of the index
-    paths: Sequence[str]  # paths of the files in the folder
-    sources: Sequence[SourceFile]  # sizes and times of the files when they were first opened
-    counts: Sequence[int]  # number of samples of each file
-    splits: Sequence[str]  # split of each file
-    schema: Mapping[str, Field]  # the fields, the same in all files
-
-    def look(self, number: int, progress: Progress) -> _Found:
-        """Compute the digest of the file, and check that all of it can be read."""
-        source, path = self.sources[number], self.folder / self.paths[number]
-        source.check()
-        with readable(path):
-            digest = digest_file(path, progress)
-        shard = Shard(
-            *(self.paths[number], self.splits[number], self.counts[number], source.size, digest)
-        )
-        layout = ShardLayout(path, shard, self.schema, mapped=False)  # a loader uses the same class
-        _check_storage(layout, self.schema)
-        try:
-            moments = moments_of(self.folder, self.schema, shard)
-        except MemoryError:
-            raise DataError(f"{path}: a sample does not fit into memory") from None
-        source.check()
-        progress(shard.count, 0)
-        elements = {n: moments[n].total for n, field in self.schema.items() if field.variable}
-        states = {name: found.state() for name, found in moments.items()}
-        return _Found(replace(shard, elements=elements), states)
+    `shards` are the files' entries in the index of `folder`, still without the digests, and
+    `sources` are the files as they were when they were first opened. Return the entry of the file,
+    and the `Moments` of each field.
+    """
+    shard, source = shards[number], sources[number]
+    source.check()
+    path = folder / shard.path
+    with readable(path):
+        shard = replace(shard, digest=digest_file(path, progress))
+    layout = ShardLayout(path, shard, fields, mapped=False)  # a loader uses the same class
+    _check_storage(layout, fields)
+    try:
+        moments = moments_of(folder, fields, shard)
+    except MemoryError:
+        raise DataError(f"{path}: a sample does not fit into memory") from None
+    source.check()
+    progress(shard.count, 0)
+    elements = {name: moments[name].total for name, field in fields.items() if field.variable}
+    return replace(shard, elements=elements), moments
 
 
 def _check_storage(layout: ShardLayout, fields: Mapping[str, Field]) -> None:

@@ -18,7 +18,7 @@ SUFFIXES = frozenset(
         *(".gif", ".jp2", ".j2k", ".j2c", ".jpc", ".jpf", ".jpx", ".avif"),
     )
 )
-_OTHERS = "read it in a function for `data_prep python` (tifffile, imageio)"
+OTHERS = "read it in a function for `data_prep python` (tifffile, imageio)"
 # Pillow also logs why it refuses a file; our message says it once, with the file's name.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
@@ -43,19 +43,12 @@ def opened(content: bytes) -> Any:
     try:
         image = images.opened(content)
     except DataError as error:
-        raise Unusable(f"{error}; {_OTHERS}") from None
+        raise Unusable(f"{error}; {OTHERS}") from None
     # An MPO file of a phone has variants of one picture.
     count = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
     if count > 1:
         raise Unusable(f"it is an animation of {count} images; save each of them as a file")
     return image
-
-
-def grey16(image: Any) -> Any:
-    """Convert an image to mode I, which keeps the values of the file."""
-    if not image.mode.startswith("I"):
-        raise Unusable(f"it is not grey of 16 bits (Pillow's mode {image.mode}); {_OTHERS}")
-    return image.convert("I")
 
 
 def check_whole(image: Any, kind: str, content: bytes) -> None:

@@ -15,7 +15,7 @@ import xxhash
 
 from data_prep.formats.files import Inside, scan
 from data_prep.formats.samples import Unusable
-from data_prep.source import BadRecords, SourceFile
+from data_prep.source import BadRecords, SourceFile, readable
 from data_prep.writing.commit import PARTIAL
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
@@ -194,31 +194,22 @@ def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]
         raise DataError(f"{path}: a list of images is .csv")
     SourceFile.of(path)
     try:
-        yield from _csv(path, columns)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-
-
-def _csv(path: Path, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.reader(file, strict=True)
-        try:
+        with readable(path), path.open(encoding="utf-8-sig", newline="") as file:
+            reader = csv.reader(file, strict=True)
             header = next(reader, [])
             _check_columns(path, columns, header)
             which = [header.index(name) for name in columns]
-            for cells in reader:
-                if not cells:
-                    continue
+            for cells in filter(None, reader):
                 if len(cells) != len(header):
                     raise DataError(
                         f"{path}: line {reader.line_num} has {len(cells)} cells, the header has "
                         f"{len(header)}"
                     )
                 yield f"line {reader.line_num}", [cells[i] for i in which]
-        except csv.Error as error:
-            raise DataError(f"{path}: line {reader.line_num}: {error}") from None
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: {error}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

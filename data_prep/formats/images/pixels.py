@@ -20,15 +20,15 @@ and the loader decodes them.
 import argparse
 import io
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
 
 from data_prep.formats.images.image_files import (
+    OTHERS,
     check_whole,
-    grey16,
     has_alpha,
     is_opaque,
     least_alpha,
@@ -36,7 +36,6 @@ from data_prep.formats.images.image_files import (
     reasons,
 )
 from data_prep.formats.samples import Unusable
-from data_prep.options import add_options
 from hpctrain.base.errors import ConfigError
 from hpctrain.data.shards.field import Field
 from hpctrain.data.shards.types import Array
@@ -46,7 +45,8 @@ _MODES = {"RGB": 3, "L": 1, "RGBA": 4, "L16": 1}
 _QUALITY = 95  # of JPEGs that are encoded again
 
 
-_OPTIONS = f"""
+OPTIONS = f"""
+[images]
 --size HxW
     height and width of the samples; 64 means 64x64
 --resize {{crop,pad,stretch}} = crop
@@ -57,11 +57,6 @@ _OPTIONS = f"""
 --encoded
     keep the bytes of the files; the loader decodes them
 """
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for images."""
-    add_options(parser.add_argument_group("images"), _OPTIONS)
 
 
 @dataclass(frozen=True)
@@ -82,8 +77,7 @@ class Pixels:
             raise ConfigError(f"--mode {args.mode}: with --encoded the loader decides it")
         if args.encoded and args.mode == "L16":
             raise ConfigError(f"--mode {args.mode}: the loader decodes 8 bits; leave out --encoded")
-        given = {each.name: getattr(args, each.name) for each in fields(cls)}
-        return cls(**given | {"size": size, "mode": args.mode or "RGB"})
+        return cls(size, args.resize, args.mode or "RGB", args.encoded)
 
     @property
     def field(self) -> Field | None:
@@ -109,7 +103,9 @@ class Pixels:
         with reasons(), opened(content) as image:
             if image.format == "PNG":
                 check_whole(image, "PNG", content)
-            pixels = self._array(self._resized(self._upright(image)))
+            image = self._resized(self._upright(image))
+            deep = self.mode == "L16"
+            pixels = np.asarray(image).astype(np.uint16)[None] if deep else planes(image)
         if field is not None and pixels.shape != field.shape:
             raise Unusable(
                 f"it has {pixels.shape[1]} x {pixels.shape[2]} pixels, the first image "
@@ -153,7 +149,9 @@ class Pixels:
             )
         upright(image)
         if self.mode == "L16":
-            return grey16(image)
+            if not image.mode.startswith("I"):
+                raise Unusable(f"it is not grey of 16 bits (Pillow's mode {image.mode}); {OTHERS}")
+            return image.convert("I")  # which keeps the values of the file
         if has_alpha(image):
             image = image.convert("RGBA")
             if self.mode == "RGBA":
@@ -173,11 +171,6 @@ class Pixels:
         how = {"crop": ImageOps.fit, "pad": pad, "stretch": pillow().Image.resize}
         # The bilinear filter smooths when it shrinks.
         return how[self.resize](image, self.size[::-1], pillow().Resampling.BILINEAR)
-
-    def _array(self, image: Any) -> Array:
-        if self.mode == "L16":
-            return np.asarray(image).astype(np.uint16)[None]
-        return planes(image)
 
 
 def _size(text: str) -> tuple[int, int]:

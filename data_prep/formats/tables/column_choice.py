@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from data_prep.formats.tables import tables
 from data_prep.formats.tables.columns import Column, plain
@@ -11,6 +11,14 @@ from data_prep.formats.tables.csv_files import Csv
 from data_prep.source import SourceFile
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
+
+
+class Chosen(NamedTuple):
+    """A column that becomes a field, or a part of one with --stack."""
+
+    name: str
+    target: str  # the name of the field
+    cast: str  # the dtype that --cast gives for the column or for its stacked field, or ""
 
 
 @dataclass(frozen=True)
@@ -25,7 +33,7 @@ class ColumnChoice:
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
 
-    def choose(self, names: Sequence[str]) -> list[str]:
+    def choose(self, names: Sequence[str]) -> list[Chosen]:
         """Return those of these columns that become fields."""
         options = {
             "--columns": self.columns,
@@ -46,31 +54,29 @@ class ColumnChoice:
         chosen = list(dict.fromkeys(self.columns)) or [n for n in names if n not in dropped]
         if not chosen:
             raise ConfigError("--drop leaves no column")
-        return chosen
+        stacked, first = self._stacked(chosen), dict[str, str]()
+        found = []
+        for name in chosen:
+            target = stacked.get(name) or self.rename.get(name, name)
+            other = first.setdefault(target, name)
+            if other != name and not {name, other} <= stacked.keys():
+                raise ConfigError(f"{other!r} and {name!r} would both be {target!r}")
+            cast = self.cast.get(name) or (self.cast.get(target, "") if name in stacked else "")
+            found.append(Chosen(name, target, cast))
+        return found
 
-    def outputs(self, names: Sequence[str]) -> dict[str, list[str]]:
-        """Return the fields, each with its column, or with the columns that are stacked in it."""
+    def _stacked(self, names: Sequence[str]) -> dict[str, str]:
+        """Return the field of each of these columns that is stacked."""
         stacked: dict[str, str] = {}
-        there = frozenset(names)
         for target, patterns in self.stack.items():
             for pattern in patterns:
-                single = pattern in there and not set(pattern) & set("*?[")
+                single = pattern in names and not set(pattern) & set("*?[")
                 matching = (n for n in names if n == pattern or fnmatchcase(n, pattern))
                 found = [pattern] if single else list(matching)
                 if not found:
                     raise ConfigError(f"--stack {target}: no column is {pattern!r}; {_has(names)}")
                 stacked |= dict.fromkeys(found, target)
-        outputs: dict[str, list[str]] = {}
-        for name in names:
-            target = stacked.get(name) or self.rename.get(name, name)
-            if target in outputs and not {name, outputs[target][0]} <= stacked.keys():
-                raise ConfigError(f"{outputs[target][0]!r} and {name!r} would both be {target!r}")
-            outputs.setdefault(target, []).append(name)
-        return outputs
-
-    def cast_of(self, name: str, target: str) -> str:
-        """Return the dtype that --cast gives for a column or for its stacked field, or ""."""
-        return self.cast.get(name) or (self.cast.get(target, "") if target in self.stack else "")
+        return stacked
 
 
 def listed(given: Sequence[str]) -> list[str]:
@@ -98,9 +104,9 @@ def categorical(
     found: dict[str, set[Any]] = {name: set() for name in names}
     for file in sources if names else ():
         for part, _ in tables.parts_of(file):
-            for rows in tables.rows_of(part, names, csv):
+            for batch, _ in tables.rows_of(part, names, csv):
                 for name in names:
-                    found[name].update(rows.batch.column(name).unique().to_pylist())
+                    found[name].update(batch.column(name).unique().to_pylist())
     for name, values in found.items():
         if None in values:
             values.remove(None)

@@ -8,13 +8,11 @@ many values. A file that is not UTF-8 cannot be read.
 import codecs
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
-from operator import add
 from pathlib import PurePath
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,14 +26,6 @@ SHOWN = 60  # characters of a value in a message
 _EXACT = 2.0**53  # floats below this are exact if they are whole numbers
 _LARGE = r"^\s*[+-]?\d{16,}\s*$"
 _ROW = re.compile(r"(?:In CSV column #(\d+): |CSV parse error: )Row #(\d+): (.*)", re.DOTALL)
-
-
-class RowBatch(NamedTuple):
-    """A batch of rows."""
-
-    batch: Any  # a `pyarrow.RecordBatch`
-    # Returns the number in the file (from 1) of a row of the batch (from 0).
-    number: Callable[[int], int]
 
 
 @dataclass(frozen=True)
@@ -55,8 +45,8 @@ def csv_schema(path: str, csv: Csv) -> Any:
         return reader.schema
 
 
-def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
-    """Yield the rows with the columns `names`, converted to the types of `csv`."""
+def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[tuple[Any, int]]:
+    """Yield batches of the columns `names`, converted to the types of `csv`; see `rows_of`."""
     types = {name: csv.types[name] for name in names}
     exact, done = [name for name in names if name in csv.exact], 0
     with _csv(path, csv, types) as reader:
@@ -64,7 +54,7 @@ def csv_rows(path: str, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
             if exact and _may_be_rounded(batch.select(exact)):
                 _check_exact(path, csv, exact)
                 exact = []
-            yield RowBatch(batch, partial(add, done + 1))
+            yield batch, done + 1
             done += batch.num_rows
 
 

@@ -5,15 +5,13 @@ A CSV file is a single part, because a line may be only a part of a row.
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
-from operator import add
 from pathlib import PurePath
 from typing import Any
 
 from data_prep.formats.files import FileRange
-from data_prep.formats.opening import GROWTH, OTHERS, open_parquet, parquet_rows
+from data_prep.formats.opening import GROWTH, OTHERS, kind_of, open_parquet, parquet_rows
 from data_prep.formats.tables.columns import plain
-from data_prep.formats.tables.csv_files import Csv, RowBatch, csv_rows, csv_schema
+from data_prep.formats.tables.csv_files import Csv, csv_rows, csv_schema
 from data_prep.source import SourceFile
 from hpctrain.base.errors import ConfigError, DataError
 
@@ -23,10 +21,8 @@ PATTERNS = ("*.csv", "*.csv.gz", "*.tsv", "*.tsv.gz", "*.parquet")
 
 def format_of(path: str) -> str:
     """Return the format of a file by its ending: "csv" or "parquet"."""
-    name = PurePath(path)
-    packed = name.suffix in GROWTH
-    kind = _SUFFIXES.get(PurePath(name.stem).suffix if packed else name.suffix, "")
-    if not kind or (packed and kind != "csv"):
+    kind, packing = kind_of(path, _SUFFIXES)
+    if not kind or (packing and kind != "csv"):
         raise ConfigError(f"{path}: table reads {', '.join(PATTERNS)}; for others, {OTHERS}")
     return kind
 
@@ -57,14 +53,14 @@ def parts_of(file: SourceFile) -> Iterator[tuple[FileRange, int]]:
         yield FileRange(path), int(file.size * GROWTH.get(PurePath(path).suffix, 1))
 
 
-def rows_of(part: FileRange, names: Sequence[str], csv: Csv) -> Iterator[RowBatch]:
-    """Yield the rows of a part with the columns `names`."""
+def rows_of(part: FileRange, names: Sequence[str], csv: Csv) -> Iterator[tuple[Any, int]]:
+    """Yield batches of the columns `names`, each with the number in the file of its first row."""
     if format_of(part.path) == "csv":
         yield from csv_rows(part.path, names, csv)
         return
     with open_parquet(part.path) as table:
         for batch, first in parquet_rows(table, part, names):
-            yield RowBatch(checked(batch, names), partial(add, first + 1))
+            yield checked(batch, names), first + 1
 
 
 def checked(batch: Any, names: Sequence[str]) -> Any:

@@ -7,16 +7,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from data_prep.formats.files import FileRange, line_at, lines_of, ranges
-from data_prep.formats.opening import GROWTH, open_parquet, opened, parquet_rows
+from data_prep.formats.opening import GROWTH, kind_of, open_parquet, opened, parquet_rows
+from data_prep.formats.samples import Unusable
 from data_prep.source import BadRecords, SourceFile
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.base.terminal.terminal import few
 
 PATTERNS = ("*.txt", "*.txt.gz", "*.txt.zst", "*.jsonl", "*.jsonl.gz", "*.jsonl.zst", "*.parquet")
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 MAX_DOCUMENT = 2**30
 _TOO_LONG = f"a document of more than {MAX_DOCUMENT // 2**30} GiB"
 _ROWS = 256  # rows of Parquet that are read at once: values that repeat take less in the file
@@ -30,8 +31,8 @@ class Document(NamedTuple):
     column: str
 
 
-_Found = tuple[Callable[[], str], Document | str]
-"""Returns the name of a record for messages; and its document, or why it cannot be used."""
+_Found = tuple[Callable[[], str], Callable[[], Document]]
+"""Returns the name of a record for messages; and its document, or raises `Unusable`."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,8 @@ class DocumentReader:
 
     def parts(self, file: SourceFile, nbytes: int) -> Iterator[tuple[FileRange, int]]:
         """Cut a file into parts; yield each with the approximate bytes of its text."""
-        kind, packing = kind_of(file.path)
-        if self.column and kind == "text":
+        kind, packing = _kind_of(file.path)
+        if self.column and not kind:
             raise DataError(
                 f"{file.path} is text without columns; --split or --group goes by {self.column!r}"
             )
@@ -66,20 +67,24 @@ class DocumentReader:
 
     def read(self, part: FileRange, reading: BadRecords) -> Iterator[Document]:
         """Yield the documents of a part in their order, without the empty ones."""
-        kind, _ = kind_of(part.path)
+        kind, _ = _kind_of(part.path)
         found = self._lines(part, kind) if self._by_line(kind) else _whole(part)
-        for record, document in self._rows(part) if kind == "parquet" else found:
-            if isinstance(document, str):
-                reading.bad(part.path, record(), document)
-            elif not document.text:
-                reading.skip("empty")
-            elif (place := _surrogate(document.text)) >= 0:
+        for record, decode in self._rows(part) if kind == "parquet" else found:
+            try:
+                document = decode()
+                document.text.encode()
+            except Unusable as error:
+                reading.bad(part.path, record(), str(error))
+            except UnicodeEncodeError as error:
                 # JSON can contain halves of characters (surrogates), which no encoding can store.
-                half = f"U+{ord(document.text[place]):04X}"
-                why = f"character {place} is {half}, half of a surrogate pair"
+                half = f"U+{ord(error.object[error.start]):04X}"
+                why = f"character {error.start} is {half}, half of a surrogate pair"
                 reading.bad(part.path, record(), why)
             else:
-                yield document
+                if document.text:
+                    yield document
+                else:
+                    reading.skip("empty")
 
     def _by_line(self, kind: str) -> bool:
         return kind == "jsonl" or self.lines
@@ -100,38 +105,36 @@ class DocumentReader:
                     line = line.removeprefix(_BOM)
                 line = line.removesuffix(b"\n").removesuffix(b"\r")
                 if kind != "jsonl":
-                    yield record, _decoded(line)
+                    yield record, partial(_document, line)
                 elif line.strip():
-                    yield record, self._json(line)
+                    yield record, partial(self._of_json, line)
 
-    def _json(self, line: bytes) -> Document | str:
+    def _of_json(self, line: bytes) -> Document:
         try:
             row = json.loads(line)
         except UnicodeDecodeError as error:
-            return _not_utf8(error)
+            raise _not_utf8(error) from None
         except RecursionError:
-            return "no JSON: nested too deep"
+            raise Unusable("no JSON: nested too deep") from None
         except ValueError as error:
-            return f"no JSON: {error}"
+            raise Unusable(f"no JSON: {error}") from None
         if not isinstance(row, dict):
-            return f"it is no JSON object but {_kind(row)}"
+            raise Unusable(f"it is no JSON object but {_kind(row)}")
         return self._of_row(row)
 
-    def _of_row(self, row: Mapping[str, Any]) -> Document | str:
-        """Return the document of an object or row, or the reason why it has none."""
+    def _of_row(self, row: Mapping[str, Any]) -> Document:
+        """Return the document of an object or row."""
         for key in (self.key, *([self.column] if self.column else [])):
             if key not in row:
-                return f"it has no {key!r}; it has {', '.join(map(repr, row)) or 'nothing'}"
+                has = ", ".join(map(repr, row)) or "nothing"
+                raise Unusable(f"it has no {key!r}; it has {has}")
         text, column = row[self.key], row[self.column] if self.column else ""
         if isinstance(text, bytes):  # from Parquet, where bytes need not be text
-            decoded = _decoded(text)
-            if isinstance(decoded, str):
-                return decoded
-            text = decoded.text
+            text = _decoded(text)
         if not isinstance(text, str):
-            return f"{self.key!r} is no text but {_kind(text)}"
+            raise Unusable(f"{self.key!r} is no text but {_kind(text)}")
         if column is None:
-            return f"{self.column!r} is null; --split or --group goes by it"
+            raise Unusable(f"{self.column!r} is null; --split or --group goes by it")
         if isinstance(column, bytes):
             column = column.decode(errors="backslashreplace")
         return Document(text, str(column))
@@ -144,8 +147,8 @@ class DocumentReader:
                 columns = [_values(batch.column(key)) for key in keys]
                 for values in zip(*columns, strict=True):
                     number += 1
-                    document = self._of_row(dict(zip(keys, values, strict=True)))
-                    yield partial("row {}".format, number), document
+                    row = dict(zip(keys, values, strict=True))
+                    yield partial("row {}".format, number), partial(self._of_row, row)
 
     def _place(self, table: Any, path: str) -> int:
         """Return the number of the text column among the leaf columns of a Parquet file."""
@@ -166,13 +169,9 @@ class DocumentReader:
         return paths.index(self.key)
 
 
-def kind_of(path: str) -> tuple[str, str]:
-    """Return a file's format ("text", "jsonl", "parquet") and packing (".gz", ".zst", "")."""
-    name = PurePath(path)
-    packing = name.suffix if name.suffix in GROWTH else ""
-    suffix = PurePath(name.stem).suffix if packing else name.suffix
-    kinds = {".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
-    kind = kinds.get(suffix, "text")
+def _kind_of(path: str) -> tuple[str, str]:
+    """Return a file's format ("", which is text, "jsonl", "parquet") and packing."""
+    kind, packing = kind_of(path, _SUFFIXES)
     if kind == "parquet" and packing:
         raise ConfigError(f"{path}: Parquet is compressed inside; unpack the file")
     return kind, packing
@@ -182,9 +181,13 @@ def _whole(part: FileRange) -> Iterator[_Found]:
     """Yield the whole file as one document."""
     with opened(part) as stream:
         content = stream.read(MAX_DOCUMENT + 1)
-    too_long = f"{_TOO_LONG}; --documents lines takes its lines"
-    is_long = len(content) > MAX_DOCUMENT
-    yield lambda: "", too_long if is_long else _decoded(content.removeprefix(_BOM))
+
+    def decode() -> Document:
+        if len(content) > MAX_DOCUMENT:
+            raise Unusable(f"{_TOO_LONG}; --documents lines takes its lines")
+        return _document(content.removeprefix(_BOM))
+
+    yield lambda: "", decode
 
 
 def _values(array: Any) -> list[Any]:
@@ -198,23 +201,19 @@ def _values(array: Any) -> list[Any]:
     return found
 
 
-def _surrogate(text: str) -> int:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return error.start
-    return -1
+def _document(content: bytes) -> Document:
+    return Document(_decoded(content), "")
 
 
-def _decoded(content: bytes) -> Document | str:
+def _decoded(content: bytes) -> str:
     try:
-        return Document(content.decode(), "")
+        return content.decode()
     except UnicodeDecodeError as error:
-        return _not_utf8(error)
+        raise _not_utf8(error) from None
 
 
-def _not_utf8(error: UnicodeDecodeError) -> str:
-    return f"no UTF-8: byte {error.start} is {error.object[error.start]:#04x}"
+def _not_utf8(error: UnicodeDecodeError) -> Unusable:
+    return Unusable(f"no UTF-8: byte {error.start} is {error.object[error.start]:#04x}")
 
 
 def _kind(value: object) -> str:

@@ -56,7 +56,7 @@ class Tokenizer:
             "eod": self.eod,
             "digest": self.digest,
         }
-        return {**about, "tokenizers": _library().__version__} if self.content else about
+        return {**about, "tokenizers": library("tokenizers").__version__} if self.content else about
 
     def encode(self, texts: Sequence[str]) -> Ragged:
         """Return the tokens of each document, as `dtype`; there is at least one document."""
@@ -127,7 +127,7 @@ def trained(texts: Iterator[str], vocabulary: int, name: str, *, quiet: bool) ->
         raise DataError(f"{name}: no text to train a tokenizer on")
     if not quiet:
         print(f"training a tokenizer of {vocabulary} tokens", file=sys.stderr, flush=True)
-    tokenizers = _library()
+    tokenizers = library("tokenizers", name="the library tokenizers")
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -159,9 +159,3 @@ def _end(tokenizer: Any, name: str, token: str | None) -> int:
     if found is None:
         raise ConfigError(f"--eod {token!r}: {name} has no such token")
     return found
-
-
-def _library() -> Any:
-    for part in ("decoders", "models", "pre_tokenizers", "trainers"):
-        library(f"tokenizers.{part}", name="the library tokenizers")
-    return library("tokenizers")

@@ -83,10 +83,11 @@ class Field:
         return f"{self.dtype}[{', '.join(sizes)}]" if sizes else self.dtype
 
 
-def check_name(name: str, what: str) -> None:
-    """Check that the name of a field or split is portable in file names and HDF5."""
-    if not NAME.fullmatch(name):
-        raise DataError(
-            f"{what} {name!r}: a name has letters, digits, '_', '-' and '.' and starts with "
-            "none of the last two"
-        )
+def name_problem(name: str, what: str) -> str:
+    """Return why the name of a field or split is not portable in file names and HDF5, or ""."""
+    if NAME.fullmatch(name):
+        return ""
+    return (
+        f"{what} {name!r}: a name has letters, digits, '_', '-' and '.' and starts with none of "
+        "the last two"
+    )

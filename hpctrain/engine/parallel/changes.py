@@ -8,17 +8,14 @@ model that each rank has whole, and that is trained as it is written, does not c
 
 import logging
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
-<<<<<<< HEAD
-from hpctrain.config.rules.degrees import bubble
-=======
 from hpctrain.base.terminal.terminal import few
-from hpctrain.config.rules.division import bubble
->>>>>>> gpu
+from hpctrain.config.rules.degrees import bubble
 from hpctrain.engine.layers.plan import Plan
 from hpctrain.engine.parallel import second_gradients
 from hpctrain.engine.parallel.dividing.chosen_plan import find_plan
@@ -75,17 +72,6 @@ def change(setup: Setup, model: nn.Module, number: int, values: Values) -> None:
         shard(model, blocks, setup, experts)
 
 
-<<<<<<< HEAD
-def _make_stage(setup: Setup, model: nn.Module, plan: Plan, number: int) -> None:
-    """Leave a whole model what the stage `number` of a pipeline has; rank 0 tells of them all."""
-    parallel, degrees = setup.parallel, setup.mesh.degrees
-    counts, schedule = block_counts(model, plan, parallel, degrees.pp), parallel.pipeline.schedule
-    cut(model, plan, counts, number)
-    if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
-        tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
-        setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
-    if number == dist.get_rank() == 0:
-=======
 def _compile(modules: list[nn.Module], shards: bool) -> None:
     """Let torch compile modules, also those whose `forward` is that of a class of torch.
 
@@ -104,13 +90,15 @@ def _compile(modules: list[nn.Module], shards: bool) -> None:
         )
 
 
-def pipeline(
-    setup: Setup, stages: list[nn.Module], inputs: list[str], counts: list[int]
-) -> PipelineModel:
-    """Return the stages of this rank with their schedule; `counts` are the blocks of all stages."""
-    schedule, pp = setup.parallel.pipeline.schedule, setup.mesh.degrees.pp
-    if dist.get_rank() == 0:
->>>>>>> gpu
+def _make_stage(setup: Setup, model: nn.Module, plan: Plan, number: int) -> None:
+    """Leave a whole model what the stage `number` of a pipeline has; rank 0 tells of them all."""
+    parallel, degrees = setup.parallel, setup.mesh.degrees
+    counts, schedule = block_counts(model, plan, parallel, degrees.pp), parallel.pipeline.schedule
+    cut(model, plan, counts, number)
+    if number > 0 and hasattr(model, "sequence_parts"):  # of a sequence within the stages
+        tp = degrees.tp if sequence_is_divided(plan, parallel) else 1
+        setattr(model, "sequence_parts", degrees.cp * tp)  # noqa: B010 (mypy)
+    if number == dist.get_rank() == 0:
         log.info(
             "pipeline %s: stages of %s blocks, %d micro-batches, expected bubble %.1f%%",
             *(schedule, " + ".join(map(str, counts)), setup.accumulate),

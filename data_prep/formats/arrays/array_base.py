@@ -2,8 +2,8 @@
 
 A format says its arrays' names, and of one array what `OpenedArray` has. The rest is done here
 once: which axis counts the samples, arrays that are one sample, chunks that are read once, errors,
-and closing. `array_numpy` reads .npy and .npz, `array_hdf5` HDF5; `array_files` has them in a table.
-Memory is needed for the requested rows only, whatever the size of the file.
+and closing. `array_numpy` reads .npy and .npz, `array_hdf5` HDF5; `array_files` has them in a
+table. Memory is needed for the requested rows only, whatever the size of the file.
 """
 
 import math

@@ -178,8 +178,11 @@ def one_by_one(
 
 
 def _sizes(counts: torch.Tensor, tokens: int) -> list[int]:
-    """Return the tokens of each expert; of tensors without values, as `plan` has them, a share."""
-    if counts.is_meta or isinstance(counts, FakeTensor):
+    """Return the tokens of each expert; of tensors without values, as `plan` has them, a share.
+
+    Those of torch.export have none either, but stand for any: there the numbers are symbols.
+    """
+    if counts.is_meta or (isinstance(counts, FakeTensor) and counts.fake_mode.shape_env is None):
         share, left = divmod(tokens, len(counts))
         return [share + (expert < left) for expert in range(len(counts))]
     sizes: list[int] = counts.tolist()

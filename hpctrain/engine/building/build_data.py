@@ -61,9 +61,10 @@ class DataBuilder:
         else:
             source, reader = self._source(data.path, data.train_split)
             sampler = self._sampler(source, reader, self._seed)
+        shares = mesh.first_share, mesh.shares, mesh.weight
+        transforms = {name: self._made(name) for name in _KINDS if getattr(data, name)}
         return self._feed(
-            *(source, sampler, (mesh.first_share, mesh.shares, mesh.weight)),
-            {name: self._made(name) for name in _KINDS if getattr(data, name)},
+            *(source, sampler, shares, transforms),
             global_batch_size=self._sizes.final,
             tail="drop" if data.tail == "drop" else "pad",
             ramp=self._sizes.stages,
@@ -107,13 +108,9 @@ class DataBuilder:
         of_fold = split is None and data.fold_of is not None
         split = data.train_split if of_fold else split or str(data.val_split)
         source, reader = self._source(path or data.path, split)
-        return self._feed(
-            *(source, self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False)),
-            *(shares, self._transforms_of_evaluation(source)),
-            global_batch_size=rows,
-            tail="pad",
-            max_epochs=1,
-        )
+        sampler = self._fold(reader) if of_fold else Order(len(source), 0, shuffle=False)
+        given = source, sampler, shares, self._transforms_of_evaluation(source)
+        return self._feed(*given, global_batch_size=rows, tail="pad", max_epochs=1)
 
     def _fold(self, reader: Reader) -> Sampler:
         """Return the order of the samples of the fold."""

@@ -114,9 +114,11 @@ def _check_groups(config: OptimizerConfig, known: list[str]) -> None:
 def _given(config: OptimizerConfig, model: ParallelModel) -> list[Any]:
     """Return what the optimizer gets: the parameters, with their names, or in groups."""
     called = instantiate("optimizer", {"_target_": config._target_, "_partial_": True}).func
+    first = ""
     with suppress(TypeError, ValueError):  # some compiled functions have no signature
-        if next(iter(inspect.signature(called).parameters), "") == NAMED:
-            return [*zip(model.names, model.parameters, strict=True)]
+        first = next(iter(inspect.signature(called).parameters), "")
+    if first == NAMED:
+        return [*zip(model.names, model.parameters, strict=True)]
     if not model.parameters:  # a stage of a pipeline whose parameters are all frozen
         return [{"params": []}]
     return _in_groups(config, model) if model.settings else [*model.parameters]

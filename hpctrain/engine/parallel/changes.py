@@ -76,7 +76,8 @@ def _compile(modules: list[nn.Module], shards: bool) -> None:
     """Let torch compile modules, also those whose `forward` is that of a class of torch.
 
     Such ones, as nn.Sequential or nn.TransformerEncoderLayer, torch leaves alone without a word
-    (https://github.com/pytorch/pytorch/issues/150915). What helps does not with the hooks of FSDP.
+    (https://github.com/pytorch/pytorch/issues/150915). With `wrap_top_frame` it compiles them, too,
+    but not with the hooks of FSDP.
     """
     of_torch = [each for each in modules if each.forward.__module__.startswith("torch.nn.")]
     for module in modules:

@@ -4,7 +4,7 @@
 
 A larger micro-batch is faster and needs more memory. `train.micro_batch_size=auto` measures the
 memory of three steps and takes the largest size that fits. When a rank runs out of memory later,
-the next attempt takes the next smaller size (`hpctrain.engine.job.fit`).
+the next attempt takes the next smaller size (`hpctrain.engine.loop`).
 """
 
 import logging

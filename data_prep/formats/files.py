@@ -63,14 +63,14 @@ class FileRange(NamedTuple):
     stop: int = 0
 
 
-class FoundFiles(NamedTuple):
+class _FoundFiles(NamedTuple):
     """The files in the order of the sources, and the number of other files in the folders."""
 
     files: tuple[SourceFile, ...]
     ignored: int
 
 
-def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> FoundFiles:
+def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False) -> _FoundFiles:
     """Return files with any name, and those in folders whose names match one of the patterns."""
     files, ignored = list[SourceFile](), list[str]()
 
@@ -96,7 +96,7 @@ def find(sources: Sequence[Path], patterns: Sequence[str], outside: bool = False
         if path in seen:
             raise ConfigError(f"{file.path} is there twice; each file once")
         seen.add(path)
-    return FoundFiles(tuple(files), len(ignored))
+    return _FoundFiles(tuple(files), len(ignored))
 
 
 def in_folders(paths: Iterable[Path], taken: Callable[[Path], bool], what: str) -> Iterator[Path]:

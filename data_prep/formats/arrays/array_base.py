@@ -1,9 +1,9 @@
 """An array in a file that is read by ranges of rows.
 
-A format says its arrays' names, and of one array what `Stored` has. The rest is done here once:
-which axis counts the samples, arrays that are one sample, chunks that are read once, errors, and
-closing. `array_numpy` reads .npy and .npz, `array_hdf5` HDF5; `array_files` has them in a table.
-Memory is needed for the requested rows only, whatever the size of the file.
+A format says its arrays' names, and of one array what `OpenedArray` has. The rest is done here
+once: which axis counts the samples, arrays that are one sample, chunks that are read once, errors,
+and closing. `array_numpy` reads .npy and .npz, `array_hdf5` HDF5; `array_files` has them in a
+table. Memory is needed for the requested rows only, whatever the size of the file.
 """
 
 import math
@@ -25,7 +25,7 @@ from hpctrain.data.shards.types import Array
 HDF5 = (".h5", ".hdf5", ".hdf", ".he5", ".h5ad")
 FORMS = "FILE.npy, FILE.npz:KEY, FILE.h5:/PATH (or a pattern, /*/PATH)"
 TEXT = "SUT"  # the kinds of dtypes that are text, of a fixed or any length
-SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
+_SLAB_BYTES = 128 * 2**20  # rows that are stored together are read together, up to this size
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Where:
 
 
 @dataclass(frozen=True)
-class Stored:
+class OpenedArray:
     """An array as the library of a format has opened it."""
 
     dtype: Any
@@ -73,7 +73,7 @@ class ArrayFile:
     whole; with `text` the values are text.
     """
 
-    def __init__(self, where: Where, stored: Stored, axis: int | None) -> None:
+    def __init__(self, where: Where, stored: OpenedArray, axis: int | None) -> None:
         check_dtype(where, stored.dtype)
         self.where, self.stored, self.dtype = where, stored, np.dtype(stored.dtype)
         self.single, self.text = not stored.shape, stored.dtype.kind in TEXT
@@ -89,10 +89,10 @@ class ArrayFile:
             self.shape = (1,) if self.single else (1, *self._rows_shape)
         row_bytes = max(1, self.dtype.itemsize * math.prod(self._rows_shape[1:]))
         chunk = stored.chunks[self.axis] if stored.chunks else 1
-        self._chunk = chunk if chunk * row_bytes <= SLAB_BYTES else 1
+        self._chunk = chunk if chunk * row_bytes <= _SLAB_BYTES else 1
         if not stored.chunks and (self.axis or stored.mixed):
             # Rows lie among each other: take as many at once as memory allows.
-            self._chunk = max(1, SLAB_BYTES // 4 // row_bytes)
+            self._chunk = max(1, _SLAB_BYTES // 4 // row_bytes)
         self._slab: tuple[int, Array] | None = None
         self._opened = ExitStack()
 

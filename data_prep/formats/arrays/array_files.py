@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.formats.arrays import array_hdf5, array_numpy
-from data_prep.formats.arrays.array_base import FORMS, ArrayFile, Stored, Where, reading
+from data_prep.formats.arrays.array_base import FORMS, ArrayFile, OpenedArray, Where, reading
 from data_prep.formats.hdf5.groups import SHOWN, has_wildcard
 from data_prep.formats.opening import OTHERS
 from hpctrain.base.errors import ConfigError, DataError
@@ -39,7 +39,7 @@ def natural(text: str) -> tuple[Any, ...]:
     return *((int(number or -1), other) for number, other in parts), text
 
 
-_FORMATS: dict[str, Callable[[Where, ExitStack], Stored]] = {
+_FORMATS: dict[str, Callable[[Where, ExitStack], OpenedArray]] = {
     "npy": array_numpy.open_npy,
     "npz": array_numpy.open_npz,
     "hdf5": array_hdf5.open_hdf5,

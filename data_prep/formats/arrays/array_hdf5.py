@@ -9,7 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from data_prep.formats.arrays.array_base import Stored, Where, choose
+from data_prep.formats.arrays.array_base import OpenedArray, Where, choose
 from data_prep.formats.hdf5 import groups
 from data_prep.formats.hdf5.hdf5_storage import Written, in_one_file, of_another_program
 from hpctrain.base.errors import DataError
@@ -20,7 +20,7 @@ _SHOWN = 20  # names that a message lists
 _LISTED = 10_000  # names that are looked at when a file is described
 
 
-def open_hdf5(where: Where, opened: ExitStack) -> Stored:
+def open_hdf5(where: Where, opened: ExitStack) -> OpenedArray:
     """Open an array in an HDF5 file; see `open_array`."""
     file = opened.enter_context(h5py.File(where.path, "r", locking=False))
     with in_one_file(where):
@@ -29,7 +29,7 @@ def open_hdf5(where: Where, opened: ExitStack) -> Stored:
         if found is None:
             if (value := _attribute(file, where.key)) is not None:
                 array = np.asarray(value)
-                return Stored(array.dtype, array.shape, lambda: array)
+                return OpenedArray(array.dtype, array.shape, lambda: array)
             found = walk(file, choose(where, names_of(file)))
         if problem := of_another_program(found):
             raise DataError(f"{where} {problem}")
@@ -49,7 +49,7 @@ def open_hdf5(where: Where, opened: ExitStack) -> Stored:
         dtype = np.dtypes.StringDType()
     written = Written(dataset)
     how: Any = {"chunks": dataset.chunks, "written": written, "hint": hint}
-    return Stored(dtype, dataset.shape, lambda: dataset, written.problem, **how)
+    return OpenedArray(dtype, dataset.shape, lambda: dataset, written.problem, **how)
 
 
 def matching(where: Where) -> tuple[list[groups.Match], list[str]]:

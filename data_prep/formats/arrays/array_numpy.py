@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep.formats.arrays.array_base import Stored, Where, check_dtype, choose, reading
+from data_prep.formats.arrays.array_base import OpenedArray, Where, check_dtype, choose, reading
 from data_prep.source import SourceFile
 from hpctrain.base.errors import ConfigError, DataError
 from hpctrain.data.shards.types import Array
@@ -19,7 +19,7 @@ _END_BYTES = 22 + 2**16  # size of the end of a zip file at most: its record and
 _MANY = 2**16 - 1  # what a zip file says if it has this number of members or more
 
 
-def open_npy(where: Where, opened: ExitStack) -> Stored:
+def open_npy(where: Where, opened: ExitStack) -> OpenedArray:
     """Open a .npy file, which is mapped into memory."""
     if where.key:
         raise ConfigError(f"{where}: a .npy file holds one array, and takes no key")
@@ -33,10 +33,10 @@ def open_npy(where: Where, opened: ExitStack) -> Stored:
         return "was cut off while it was being read" if cut else ""
 
     mixed = not array.flags.c_contiguous
-    return Stored(array.dtype, array.shape, lambda: array, problem, mixed=mixed)
+    return OpenedArray(array.dtype, array.shape, lambda: array, problem, mixed=mixed)
 
 
-def open_npz(where: Where, opened: ExitStack) -> Stored:
+def open_npz(where: Where, opened: ExitStack) -> OpenedArray:
     """Open a member of a .npz file, which was in memory when it was written, and is so again."""
     key = choose(where, dict.fromkeys(npz_names(where.path), ""))
     of = np.lib.format
@@ -48,7 +48,7 @@ def open_npz(where: Where, opened: ExitStack) -> Stored:
     check_dtype(where, dtype)
     # NumPy reads no more than the header says, and then nothing compares the CRC-32.
     _check_size(where, dtype.itemsize * math.prod(shape), size)
-    return Stored(dtype, shape, partial(_loaded, key, SourceFile.of(where.path)))
+    return OpenedArray(dtype, shape, partial(_loaded, key, SourceFile.of(where.path)))
 
 
 def _check_size(where: Where, needed: int, found: int) -> None:

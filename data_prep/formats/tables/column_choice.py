@@ -13,7 +13,7 @@ from hpctrain.base.errors import ConfigError
 from hpctrain.base.terminal.terminal import few
 
 
-class Chosen(NamedTuple):
+class _Chosen(NamedTuple):
     """A column that becomes a field, or a part of one with --stack."""
 
     name: str
@@ -33,7 +33,7 @@ class ColumnChoice:
     stack: Mapping[str, Sequence[str]] = field(default_factory=dict)
     rename: Mapping[str, str] = field(default_factory=dict)
 
-    def choose(self, names: Sequence[str]) -> list[Chosen]:
+    def choose(self, names: Sequence[str]) -> list[_Chosen]:
         """Return those of these columns that become fields."""
         options = {
             "--columns": self.columns,
@@ -62,7 +62,7 @@ class ColumnChoice:
             if other != name and not {name, other} <= stacked.keys():
                 raise ConfigError(f"{other!r} and {name!r} would both be {target!r}")
             cast = self.cast.get(name) or (self.cast.get(target, "") if name in stacked else "")
-            found.append(Chosen(name, target, cast))
+            found.append(_Chosen(name, target, cast))
         return found
 
     def _stacked(self, names: Sequence[str]) -> dict[str, str]:

@@ -4,15 +4,20 @@ import json
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from hpctrain.base.files.record import convert
 from hpctrain.config.job_request import JobRequest
-from hpctrain.errors import ConfigError
-from hpctrain.insight.doctor import login
+from hpctrain.config.schema import Config, DataConfig
+from hpctrain.errors import ConfigError, LaunchError
+from hpctrain.insight.doctor import command, login
 from hpctrain.insight.doctor.checks import file_systems
 from hpctrain.insight.doctor.command import main, settings
 from hpctrain.insight.doctor.finding import Finding
+from hpctrain.insight.doctor.probe import Expectation
+from hpctrain.launch.functions.function_call import Call
 
 
 def verdicts(findings: Iterator[Finding] | list[Finding]) -> dict[str, str]:
@@ -80,6 +85,25 @@ def test_the_command(
     shown = capsys.readouterr().out
     assert "No such file" in shown
     assert "fail: data.path: Correct data.path=" in shown
+
+
+def test_nodes_are_asked_without_secrets_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transform may have the token of a service; a call that has one is refused."""
+    asked: list[Call] = []
+
+    def submit(config: Config, calls: list[Call], here: bool) -> NoReturn:
+        asked.extend(calls)
+        raise LaunchError("no cluster")
+
+    monkeypatch.setattr(command.function, "submit", submit)
+    monkeypatch.setenv("SERVICE_TOKEN", "abc123def456")
+    transform = "data.batch_transforms=[{_target_: own.Cut, key: '${oc.env:SERVICE_TOKEN}'}]"
+    with pytest.raises(LaunchError, match="no cluster"):
+        main(["--nodes", "2", f"output_dir={tmp_path}", "data.path=/data/set", transform])
+    (call,) = asked
+    assert convert(Expectation, call.args[0], "asked").data == DataConfig(path="/data/set")
 
 
 @pytest.mark.parametrize(

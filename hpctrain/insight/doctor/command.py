@@ -19,7 +19,7 @@ from hpctrain.cluster.slurm.excluded_hosts import folder_of
 from hpctrain.config.composing.compose_sweep import composed
 from hpctrain.config.frozen import from_omegaconf
 from hpctrain.config.job_request import JobRequest
-from hpctrain.config.schema import Config
+from hpctrain.config.schema import Config, DataConfig
 from hpctrain.config.validate import validate_job
 from hpctrain.insight.doctor import comparison, login
 from hpctrain.insight.doctor.comparison import Places
@@ -87,8 +87,10 @@ def main(argv: list[str]) -> int:
         launch.time_min = min(launch.time_min, _TIME_MIN)
         if config.name == Config().name:
             config.name = "doctor"
+        # Of the data only where it is: a transform may have a secret, and then a call is refused.
+        data = {name: getattr(config.data, name) for name in ("path", "stage", "stage_dir")}
         asked = Expectation(
-            *(launch, config.parallel, config.network, config.data),
+            *(launch, config.parallel, config.network, DataConfig(**data)),
             *(config.output_dir, JobRequest.of(config).mixed),
         )
         places, figures = _nodes(asked, lambda call: function.submit(config, [call], here)[0])

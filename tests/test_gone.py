@@ -1,4 +1,4 @@
-"""What has left says so: each line of `hpctrain/gone.yaml`."""
+"""What has left says so: each line of `hpctrain/base/gone.yaml`."""
 
 from pathlib import Path
 from typing import Any

@@ -2,7 +2,7 @@
 
 a row of advice.yaml ── applies to this config? ── allowed for these ranks? ── two of them, as text
 
-tests/config/test_advice.py lets `plan` agree that each cure lowers what it says, where plan can
+tests/estimates/test_advice.py lets `plan` agree that each cure lowers what it says, where plan can
 judge. An override that the checks of a config refuse is not advised.
 """
 

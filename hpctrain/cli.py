@@ -151,10 +151,10 @@ def _call(first: str, argv: list[str]) -> int:
         "call": partial(_module, "hpctrain.engine.job.call"),  # a rank of hpctrain.submit_function
     }
     if first in _RANKS:
+        if first != "call":  # a function of a user hears its signals itself
+            early_signals.note()  # before anything is imported from a busy file system
         from hpctrain.cluster.slurm.job_environment import take_kept_gpus
 
-        if first != "call":  # a function of a user hears its signals itself
-            early_signals.note()
         take_kept_gpus()
     elif first in commands:
         # A training prints what the user's own code prints; its log lines are made harmless.

@@ -28,11 +28,12 @@ ROOMS = [*CORE, "__init__", *EXTENSIONS, *DOORS]
 # These rooms and modules are imported on login nodes, where importing torch would cost each command
 # seconds; WITH_TORCH are the exceptions within them.
 NO_TORCH = (
-    "api base cli cluster commands config data.shards engine.faults.early_signals "
+    "addons.node api base cli cluster commands config data.shards engine.faults.early_signals "
     "engine.faults.limits engine.faults.observed engine.faults.observer "
-    "engine.faults.process_state engine.job.compile_cache engine.job.here engine.job.verdict "
-    "errors insight.doctor insight.estimates insight.monitor insight.reference "
-    "insight.report insight.shell.shell launch results.commands runs search testing tracking"
+    "engine.faults.process_state engine.job.call engine.job.compile_cache engine.job.here "
+    "engine.job.verdict errors insight.doctor insight.estimates insight.monitor "
+    "insight.reference insight.report insight.shell launch results.commands runs search testing "
+    "tracking"
 )
 WITH_TORCH = "insight.doctor.measures data.shards.types"
 NO_HYDRA = (

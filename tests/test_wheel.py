@@ -59,6 +59,9 @@ def test_it_carries_everything(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     for name in (
         "hpctrain/py.typed",
+        "hpctrain/addons/node/environment.sh",
+        "hpctrain/base/gone.yaml",
+        "hpctrain/base/offered.pyi",
         "hpctrain/conf/config.yaml",
         "hpctrain/conf/experiment/digits.yaml",
         "hydra_plugins/hpctrain_launcher.py",

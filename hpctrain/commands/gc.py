@@ -152,6 +152,8 @@ def _code(folder: Path, runs: list[Facts], now: float) -> Iterator[Item]:
 
 
 def _checkpoints(run: Facts) -> Iterator[Item]:
+    if (run.path / "evaluations" / "recorded").is_dir():
+        return  # jobs of an older version chose the best by these results, and run.json has none
     folder, newest = run.path / "checkpoints", False
     best = step_name(run.record.best.step if run.record.best else 0)
     for path in () if folder.is_symlink() else checkpoints(folder):

@@ -21,6 +21,10 @@ def test_what_can_be_deleted(tmp_path: Path, no_slurm: None) -> None:
     for step in (10, 20, 30):
         make_checkpoint(done, step)
     make_checkpoint(done, 40, whole=False)
+    judged = make_run(folder, "digits-00000006", state="finished", code="a" * 16)
+    for step in (10, 20):
+        make_checkpoint(judged, step)
+    (judged / "evaluations" / "recorded").mkdir(parents=True)  # of 0.2.0: step 10 may be the best
     half = make_run(folder, "digits-00000002", state="interrupted", attempts=[SAVED], code="b" * 16)
     for step in (10, 20):
         make_checkpoint(half, step)

@@ -24,6 +24,12 @@ from tests.conftest import NET, Completed, run_json, run_module, runs
 Train = Callable[..., Completed]
 
 
+def test_it_does_not_wait_for_hydra() -> None:
+    code = "import sys, hpctrain.commands.resume; print({'hydra', 'torch'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 def interrupt(digits: Path, folder: Path, paced: Paced) -> Path:
     """Return a run that Ctrl-C stopped and that has saved; from then on its steps do not sleep."""
     where = [f"data.path={digits}", f"output_dir={folder}/runs", "tracking=off"]

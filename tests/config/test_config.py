@@ -46,6 +46,12 @@ def test_the_experiment_composes_to_typed_values(compose: Compose, tmp_path: Pat
     assert config.tracking.uri == f"sqlite:///{tmp_path}/runs/mlflow.db"
 
 
+def test_hydra_gives_the_job_the_same_name_as_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    """Files of users may have ${hydra.job.name}, as those of submitit's launcher do."""
+    assert compose_config(["--cfg", "hydra", "--package", "hydra.job"]) is None
+    assert "\nname: compose\n" in capsys.readouterr().out
+
+
 def test_hydra_composes_once_and_a_file_may_ask_for_a_sweep(
     compose: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

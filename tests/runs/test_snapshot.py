@@ -236,6 +236,25 @@ def test_an_installed_package_inside_the_repository_is_copied(
     assert "installed/hpctrain/__init__.py" in taken._files
 
 
+def test_a_copy_of_an_installation_has_the_files_that_its_code_reads(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "_editable", lambda: iter(()))
+    monkeypatch.setattr(sys, "path", [str(project)])
+    taken = taken_from(tmp_path)
+    taken.write()
+    code = (
+        "import hpctrain; from hpctrain.base import gone, offered; "
+        "from hpctrain.cluster.slurm import steps; from hpctrain.config.rules import combinations; "
+        "assert gone.table() and offered.environment.SHELL.is_file() and combinations._rows(); "
+        "print(hpctrain.__file__)"
+    )
+    env = {**os.environ, "PYTHONPATH": str(taken.path / "installed")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
+    assert done.stderr == ""
+    assert Path(done.stdout.strip()).is_relative_to(taken.path)
+
+
 def test_submodules_and_links_are_copied_as_they_are(project: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()

@@ -1,6 +1,6 @@
 """The kinds of nodes of a cluster, by one call of `sinfo`, whatever the size of the cluster.
 
-Their GPUs may be offered in parts, which Slurm gives to jobs and steps as its gres `shard` or `mps`
+Their GPUs may have parts, which Slurm gives to jobs and steps as its gres `shard` or `mps`:
 
     gpu:2,shard:8 ── 4 parts a GPU ── launch.gpus_per_run=0.25 ── a step asks for shard:1
                                    ── launch.pack=3            ── the job asks for shard:3

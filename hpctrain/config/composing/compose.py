@@ -6,7 +6,6 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +46,10 @@ def compose(argv: list[str]) -> Config | None:
     StorageError.
     """
     composed: list[DictConfig] = []
+
+    def keep(config: DictConfig) -> None:  # its module is `hydra.job.name`
+        composed.append(config)
+
     own_argv = sys.argv
     overrides, _ = words(argv)
     given = [quoted(extending(text)) for text in overrides]
@@ -56,7 +59,7 @@ def compose(argv: list[str]) -> Config | None:
     sys.argv = [own_argv[0], *(text for text in argv if text not in overrides), *given]
     try:
         with our_files():
-            hydra.main(str(conf_dir()), "config", "1.3")(partial(list.append, composed))()
+            hydra.main(str(conf_dir()), "config", "1.3")(keep)()
     except (HydraException, OmegaConfBaseException, OSError, ValueError) as error:
         if told := _told(error):
             raise told from error

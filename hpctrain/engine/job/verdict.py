@@ -12,7 +12,7 @@ is decided is in `runs.state.verdict`. Scripts of older versions give no STEP, a
 `restart`.
 
 The folder of a worker takes the place of RUN_DIR in the script of a search, which judges then
-(`of_worker`, offered as search.verdict).
+(`offered.pieces.of_worker`).
 
 The batch script calls Slurm's commands, because this program may run in a container without them.
 """

@@ -5,20 +5,21 @@ add() each run ── check all ── Submission: skip what is finished or unde
 └── if any is wrong: nothing is written or queued
 """
 
+from __future__ import annotations
+
 import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hpctrain.base import offered, secrets
 from hpctrain.base.errors import HpctrainError, LaunchError
 from hpctrain.base.terminal.console import AS_JSON, print_json, say
 from hpctrain.cluster.slurm import sbatch
 from hpctrain.cluster.slurm.queue import Queue, UnreachableError, queue_of
-from hpctrain.config.composing.compose_sweep import Composer
 from hpctrain.config.frozen import plain
 from hpctrain.config.identity import run_path
 from hpctrain.config.job_request import JobRequest
@@ -32,6 +33,9 @@ from hpctrain.launch.sweeps.submission import Submitter
 from hpctrain.runs import sweep_overrides
 from hpctrain.runs.freeze import check
 from hpctrain.runs.run_dir import RunDir
+
+if TYPE_CHECKING:  # it imports Hydra, for which `resume` would wait
+    from hpctrain.config.composing.compose_sweep import Composer
 
 _WHERE = {
     True: "sbatch is on the PATH, submitting to Slurm",

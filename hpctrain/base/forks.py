@@ -66,7 +66,6 @@ def wakeup(descriptor: int) -> Iterator[None]:
 
 def keep_private(descriptor: int) -> None:
     """Let forks of this process lose an open file. It may be closed without a word to us."""
-    _watch_forks()
     _private[descriptor] = os.fstat(descriptor)
 
 
@@ -135,7 +134,6 @@ def _in_fork() -> None:
     descriptor = signal.set_wakeup_fd(-1)
     if descriptor not in _wakeups and descriptor != -1:  # the user's own
         signal.set_wakeup_fd(descriptor)
-    _drop_private()
 
 
 def _drop_private() -> None:
@@ -178,6 +176,8 @@ _OBJECTS: weakref.WeakSet[PerProcess] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    if _private:
+        _drop_private()
     for each in [*_OBJECTS]:
         each._begin()
 

@@ -5,6 +5,7 @@ import fcntl
 import logging
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from hypothesis import strategies as st
 
 from hpctrain.addons.node import node_folder
 from hpctrain.addons.node.stage import Stage
+from hpctrain.base.files import lock
 from hpctrain.data.places import origin
 from hpctrain.data.places.placement import load_index
 from hpctrain.data.shards.index import Shard
@@ -270,6 +272,26 @@ def test_a_fork_and_a_pickle_have_their_own_state(source, shards, base):
     assert twin.path(shards[0]) == stage.path(shards[0])
     twin.close()
     stage.close()
+
+
+def test_a_fork_of_any_moment_keeps_no_lock(source, shards, base, monkeypatch):
+    children = []
+
+    def fork(descriptor):  # when a file is open, and not yet one that forks lose
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+
+    monkeypatch.setattr(lock, "keep_private", fork)
+    monkeypatch.setattr(node_folder, "_nap", lambda: pytest.fail("a fork holds the lock"))
+    try:
+        with closing(Stage(source, base)) as stage:
+            assert all(right(stage.path(shard), shard) for shard in shards[:2])
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
 
 
 # Room

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -81,3 +83,52 @@ def test_forks_of_a_users_task(train: Callable[..., Completed], tmp_path: Path) 
         assert record["result"]["step"] == 6
     finally:
         os.kill(child, signal.SIGKILL)
+
+
+# A private file and a module's own hook come before the first handler, as in a training.
+LATE_SIGNAL = """\
+import os, signal
+from hpctrain.base.forks import handle, keep_private
+
+keep_private(os.open("/dev/zero", os.O_RDONLY))
+os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGINT))
+handle(signal.SIGINT, lambda *_: os._exit(2))
+try:
+    child = os.fork()
+except KeyboardInterrupt:
+    os._exit(7)
+if child == 0:
+    os._exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_signal_during_a_fork_waits_for_the_hooks_of_all_modules() -> None:
+    """What Python raises in a hook is dropped."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE_SIGNAL], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("7\n", "")
+
+
+# This process has no handler of ours; the fork has another file in the place of the private one.
+PRIVATE = """\
+import os
+from hpctrain.base.forks import keep_private
+
+reads, writes = os.pipe()
+keep_private(writes)
+if (child := os.fork()) == 0:
+    os.write(writes, b"x")
+    os._exit(0)
+os.waitpid(child, 0)
+os.close(writes)
+print(os.read(reads, 1))
+"""
+
+
+def test_a_fork_loses_private_files_before_there_is_a_handler() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRIVATE], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("b''\n", "")

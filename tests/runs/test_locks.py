@@ -3,8 +3,11 @@
 import errno
 import fcntl
 import os
+import signal
 import socket
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,3 +105,33 @@ def test_who_holds_a_run_is_not_guessed(tmp_path: Path) -> None:
             file.flush()
             with pytest.raises(StorageError, match=said):
                 RunDir(run).check_unlocked()
+
+
+def test_a_fork_during_the_wait_for_a_lock_does_not_hold_it(tmp_path: Path) -> None:
+    """Threads that copy shards wait for locks, while a user's code may fork."""
+    path, asked, ended = tmp_path / "lock", threading.Event(), threading.Event()
+
+    def wait() -> None:
+        asked.set()
+        time.sleep(0.01)
+
+    def hold() -> None:
+        with file_lock(path, wait):
+            pass
+        ended.set()
+
+    with file_lock(path, lambda: None):
+        thread = threading.Thread(target=hold)
+        thread.start()
+        assert asked.wait(60)
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        assert ended.wait(60)
+        with file_lock(path, lambda: pytest.fail("the fork holds the lock")):
+            pass
+    finally:
+        thread.join()
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

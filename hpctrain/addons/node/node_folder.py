@@ -19,8 +19,8 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hpctrain.base.errors import StorageError
@@ -87,7 +87,7 @@ class NodeFolder:
         if self.is_there(shard):
             return True
         part = self.folder / f"{digest_of(shard)}{_PART}"
-        with file_lock(part, _nap) as descriptor:
+        with _held(part) as descriptor:
             if self.is_there(shard):  # whoever had the lock has finished the copy
                 part.unlink()
                 return True
@@ -108,7 +108,7 @@ class NodeFolder:
         try:
             if found := self._reserve(descriptor, shard.bytes):
                 copy(descriptor)
-                with file_lock(self.folder / _ROOM, _nap):  # who counts meanwhile would miss it
+                with _held(self.folder / _ROOM):  # who counts meanwhile would miss it
                     part.replace(self.path(shard))
         finally:
             part.unlink(missing_ok=True)
@@ -118,7 +118,7 @@ class NodeFolder:
         """Make a file as large as the shard, if there is room."""
         if not is_at(self._lock, self.folder / _LOCK):
             raise FileNotFoundError(2, "the staging folder was emptied")
-        with file_lock(self.folder / _ROOM, _nap):  # one process at a time counts
+        with _held(self.folder / _ROOM):  # one process at a time counts
             os.ftruncate(descriptor, 0)  # of a process that died
             if self._bytes() + size > self.budget_bytes or size > free_bytes(self.folder):
                 return False
@@ -173,6 +173,16 @@ def _remove(folder: Path, lock: int) -> None:
     for path in sorted(gone.iterdir(), key=lambda path: path.name == _LOCK):
         path.unlink()
     gone.rmdir()
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[int]:
+    """Hold the lock on a file, and yield the open file."""
+    with file_lock(path, _nap) as descriptor:
+        try:
+            yield descriptor
+        finally:  # a fork of the moment in which it was opened has it, too, and would keep the lock
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
 
 def _nap() -> None:

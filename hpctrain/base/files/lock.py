@@ -34,9 +34,9 @@ def file_lock(path: Path, wait: Callable[[], None], parts: int = 1) -> Iterator[
     while True:
         fd = open_lock(path, os.O_RDWR | os.O_CREAT, parts)
         try:
+            keep_private(fd)  # a fork during the wait would hold the lock, too
             take(fd, path, wait)
             if is_at(fd, path):
-                keep_private(fd)
                 yield fd
                 return
             # The last holder has removed the file during the wait: lock the new one.

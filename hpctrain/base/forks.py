@@ -7,7 +7,8 @@ A fork inherits the handlers of signals and the wakeup descriptor. Without this 
 `Process.terminate()` of `multiprocessing` would not end the fork, but stop the run. The signals are
 blocked until the fork has its own handlers, because one that arrives earlier would be heard here.
 A fork also inherits open files. One that outlives the run would keep the lock of the run, and the
-pipes whose end tells the uploader and the sensors that the run is over. So it loses those.
+pipes whose end tells the uploader and the sensors that the run is over. So it loses those. What it
+raises, as `sys.exit` does, ends it where the user's code was called.
 A program that is started by `subprocess` inherits none of this. But Slurm signals every process of
 a step, and one that dies of it looks like a failure: `run` runs a program that this does not reach.
 """
@@ -16,6 +17,8 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
+import traceback
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -67,6 +70,26 @@ def wakeup(descriptor: int) -> Iterator[None]:
 def keep_private(descriptor: int) -> None:
     """Let forks of this process lose an open file. It may be closed without a word to us."""
     _private[descriptor] = os.fstat(descriptor)
+
+
+@contextmanager
+def forks_end_here() -> Iterator[None]:
+    """Let what a fork of the user's code raises end the fork, as if this process had no more to do.
+
+    Else the fork would go on as this process does after an error: save, and end the run.
+    """
+    own = os.getpid()
+    try:
+        yield
+    except BaseException as error:
+        if os.getpid() == own:
+            raise
+        code = (error.code or 0) if isinstance(error, SystemExit) else None
+        if not isinstance(code, int):
+            traceback.print_exception(error)
+            code = 1
+        sys.stdout.flush()
+        os._exit(code)
 
 
 @contextmanager

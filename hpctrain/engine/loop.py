@@ -15,6 +15,7 @@ import torch
 from hpctrain.base import offered
 from hpctrain.base.errors import ConfigError
 from hpctrain.base.files.disk import write_atomically
+from hpctrain.base.forks import forks_end_here
 from hpctrain.base.processes.causes import is_out_of_memory
 from hpctrain.cluster.ranks import epochs
 from hpctrain.cluster.ranks.ranks import RankInfo
@@ -89,7 +90,7 @@ class Trainer:
 
         Raises what `Stepping.steps` raises.
         """
-        with self.session.closing():
+        with self.session.closing(), forks_end_here():
             for step, batch in self.session.steps():
                 self.train_step(batch, self.schedule(step))
         assert self.session.outcome is not None

@@ -26,6 +26,7 @@ import xxhash
 from torch import nn
 
 from hpctrain.base.errors import ConfigError, LoopError
+from hpctrain.base.forks import forks_end_here
 from hpctrain.data.device_prefetcher import DevicePrefetcher
 from hpctrain.data.generators import seed_generators
 from hpctrain.engine.building.build_steps import Around, parts_of_user, patience_of
@@ -276,7 +277,7 @@ class Session:
         """
         self.place.account.enter("startup")
         seed_generators(self.place.config.seed)  # what a loop draws before its steps
-        with suppress(Stopped), self._closing:
+        with suppress(Stopped), self._closing, forks_end_here():
             yield self
         made = self._stepping
         if made is None:

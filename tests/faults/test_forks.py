@@ -85,6 +85,37 @@ def test_forks_of_a_users_task(train: Callable[..., Completed], tmp_path: Path) 
         os.kill(child, signal.SIGKILL)
 
 
+# A fork that leaves the user's code by an exception, or is interrupted before it is there.
+LEAVING = """\
+import os, signal, sys
+from hpctrain.tasks.classification import Classification
+
+class Leaving(Classification):
+    def __call__(self, model, batch):
+        interrupted = lambda: os.kill(os.getpid(), signal.SIGINT)
+        for end in (lambda: sys.exit(3), lambda: 1 / 0, interrupted):
+            child = os.fork()
+            if child == 0:
+                end()
+                raise KeyboardInterrupt
+            print("fork:", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        return super().__call__(model, batch)
+"""
+
+
+def test_a_fork_that_leaves_the_users_code_does_not_end_the_run(
+    train: Callable[..., Completed], tmp_path: Path
+) -> None:
+    (tmp_path / "leaving.py").write_text(LEAVING)
+    done = train("task._target_=leaving.Leaving", "train.max_steps=2", "tracking=off", new=True)
+    told = [line for line in done.stdout.splitlines() if line.startswith("fork:")]
+    assert told[:6] == ["fork: 3", "fork: 1", "fork: 1"] * 2
+    (run,) = runs(tmp_path / "runs")
+    record = json.loads((run / "run.json").read_text())
+    assert [attempt["state"] for attempt in record["attempts"]] == ["finished"]
+    assert "ZeroDivisionError" in done.stderr
+
+
 # A private file and a module's own hook come before the first handler, as in a training.
 LATE_SIGNAL = """\
 import os, signal

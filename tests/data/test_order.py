@@ -89,6 +89,13 @@ def test_stored_values_are_reproduced(sampler, epoch, positions, samples):
     assert sampler(epoch, np.array(positions)).tolist() == samples
 
 
+@pytest.mark.parametrize(("kind", "sizes"), [(Order, ()), (BlockOrder, (16, 4))])
+def test_epochs_and_seeds_have_orders_of_their_own(kind, sizes):
+    both, positions = [kind(1000, seed, *sizes) for seed in (0, 1)], np.arange(1000)
+    orders = [order(epoch, positions) for order in both for epoch in (0, 1, 2)]
+    assert len({tuple(order.tolist()) for order in orders}) == 6
+
+
 def test_without_shuffling_it_is_the_identity():
     order = Order(10, seed=3, shuffle=False)
     assert everything(order, 4).tolist() == list(range(10))

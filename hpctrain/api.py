@@ -107,11 +107,12 @@ def session(*overrides: str, config_dir: Folder | None = None) -> Iterator[Sessi
         ConfigError: An override is wrong, they give several runs, or this is another thread.
         SystemExit: The run was stopped and has saved, or it has finished before.
     """
+    from hpctrain.config.rules.own_loop import SCRIPT
     from hpctrain.engine.job.here import session_here
 
     began = time.monotonic()
     config = _of_one_run(
-        "session", "a session has one", overrides, config_dir, "loop._target_=hpctrain.session"
+        "session", "a session has one", overrides, config_dir, f"loop._target_={SCRIPT}"
     )
     with private_files(), session_here(config, began) as made:
         yield made

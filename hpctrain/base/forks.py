@@ -85,11 +85,12 @@ def forks_end_here() -> Iterator[None]:
         if os.getpid() == own:
             raise
         code = (error.code or 0) if isinstance(error, SystemExit) else None
-        if not isinstance(code, int):
-            traceback.print_exception(error)
-            code = 1
-        sys.stdout.flush()
-        os._exit(code)
+        try:
+            if not isinstance(code, int):
+                traceback.print_exception(error)
+            sys.stdout.flush()
+        finally:  # also if nobody reads its output any more
+            os._exit(code if isinstance(code, int) else 1)
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""What extensions of ours give to the core, by name: the core never imports an extension.
+"""What extensions of ours give to the core and to each other, by name.
 
 offered.pyi ── `from module import what as name` ── offered.name: imported when it is asked for
 
-A type checker reads offered.pyi, too, so what the core does with it is checked.
+The core never imports an extension. A type checker reads offered.pyi, too, so what is done with it
+is checked.
 """
 
 import ast
@@ -26,4 +27,5 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, inner = table()[name]
     found = import_module(module)
+    # pkgutil.resolve_name would hide what a module fails to import.
     return getattr(found, inner) if hasattr(found, inner) else import_module(f"{module}.{inner}")

@@ -66,10 +66,11 @@ class Buffers:
         array = np.frombuffer(memory.data[:needed], kind)
         # All views of this array, torch's too, refer to its base, a memoryview that nothing else
         # refers to. So the loan ends when the memoryview does.
+        most = IDLE  # the end of Python takes the globals of modules before a script's last batch
 
         def end(reference: "weakref.ref[Any]") -> None:
             del self._lent[id(reference)]
-            if len(idle) < IDLE:
+            if len(idle) < most:
                 idle.append(memory)
 
         reference = weakref.ref(array.base, end)
